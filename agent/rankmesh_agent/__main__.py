@@ -25,15 +25,7 @@ USAGE_ERROR = 2
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankmesh_agent") -> int:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        arguments: of the command line; None for this process's.
-        prog: name of the program in its help and errors.
-
-    Returns:
-        The exit status: 0 after a signal, 2 when the agent could not start (standard error says why).
-    """
+    """Serve until SIGINT or SIGTERM; return 0 after a signal, and 2 if it could not start: standard error says why."""
     reset_inherited()
     options = _parser(prog).parse_args(arguments)
     raise_limit()

@@ -35,13 +35,7 @@ from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ForbiddenJobError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.hello import Service
-from rankmesh_agent.wire.schemas import (
-    AgentHealth,
-    AgentInfo,
-    GroupInfo,
-    GrowingWorld,
-    Member,
-)
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GrowingWorld, Member
 from rankmesh_agent.wire.snapshot import MAX_DUMPED, RankDump, RankSnapshot
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
@@ -54,14 +48,10 @@ class Agent:
     """One rank of a job, from the join to the end.
 
     Args:
-        settings: of the job.
-        find_gateway: returns the gateway's URL, None while it is not known.
-        terms: how this process joins; ``member.rank`` has its rank.
-        host: address to listen on.
+        settings, find_gateway, terms, host: see JobMembership.
         http: the HTTP server; it outlives the agent. If left out, the agent starts one of its own.
 
     Attributes:
-        settings: see above.
         member: this rank, as its peers know it.
         members: all ranks of the job; of most ranks of a large world, host and process alone.
         engine: the connections to the peers.
@@ -126,7 +116,7 @@ class Agent:
     def _serve_http(self) -> None:
         if self._own_http is not None:
             snapshots = SnapshotServer(lambda _: self.snapshot(), lambda: self.settings.job_credentials)
-            self._own_http.start(self._app(self._own_http.names), {Service.SNAPSHOT: snapshots}, on_demand=True)
+            self._own_http.start(self._app, {Service.SNAPSHOT: snapshots}, on_demand=True)
 
     def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
@@ -148,14 +138,7 @@ class Agent:
     # Growth
 
     def num_waiting(self, seconds: float) -> int:
-        """Return how many processes wait for the world of the job to grow.
-
-        Args:
-            seconds: time limit.
-
-        Raises:
-            GatewayUnreachableError: the gateway does not answer in time.
-        """
+        """Return how many processes wait for the world of the job to grow; see GatewayClient."""
         return self._job.num_waiting(Deadline(seconds))
 
     def grow(self, world_size: int, seconds: float, check: Callable[[], None] = lambda: None) -> Agent:
@@ -204,11 +187,7 @@ class Agent:
         return self
 
     def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:
-        """Have a function called with the error of each rank of the world that fails, also between calls.
-
-        Args:
-            notify: called by the thread of the heartbeats, so that it must not wait.
-        """
+        """Have a function, which must not wait, called with the error of each rank of the world that fails."""
         self._liveness.callback = notify
         self._heartbeats.wake()
 
@@ -275,11 +254,7 @@ class Agent:
         )
 
     def snapshot(self, *, attached: bool = False) -> RankSnapshot:
-        """Return this rank as it is now, for diagnosis.
-
-        Args:
-            attached: whether another process makes the calls.
-        """
+        """Return this rank as it is now, for diagnosis; ``attached``: another process makes the calls."""
         return snapshot(
             self._job.name,
             self._job.epoch,
@@ -383,23 +358,15 @@ class Agent:
             if rank in world
         ]
 
-    def _app(self, names: Sequence[str]) -> Callable[[], object]:
-        def make() -> object:
-            from rankmesh_agent.http.app import create_app
+    def _app(self) -> object:
+        from rankmesh_agent.http.app import create_app
 
-            return create_app(self, token=self.settings.credentials, names=names, max_tensor=self.settings.max_body)
-
-        return make
+        settings, names = self.settings, self._http.names
+        return create_app(self, token=settings.credentials, names=names, max_tensor=settings.max_body)
 
 
 def _goodbye(reason: str, failed: bool, raised: bool, first: DistError | None, failed_ranks: Sequence[int]) -> Goodbye:
-    """Return the goodbye to the peers; see Agent.close.
-
-    Args:
-        reason, failed, raised: see there.
-        first: the first failure, None if there is none.
-        failed_ranks: other ranks that it names.
-    """
+    """Return the goodbye to the peers, after the first failure, if any, which names other ranks; see Agent.close."""
     if first is None:
         return Goodbye(reason, failed, raised)
     if not failed_ranks:

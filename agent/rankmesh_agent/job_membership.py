@@ -9,7 +9,9 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+from rankmesh_agent.config.launchers import ancestors
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
@@ -18,7 +20,7 @@ from rankmesh_agent.membership.heartbeats import RankHeartbeats
 from rankmesh_agent.membership.join import all_members, check_settings, join
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.host import ancestors, host_id
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.progress.connector import Connector
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.selection import TransportSelector
@@ -33,6 +35,7 @@ MIN_SETUP_SECONDS = 5.0
 """Least time for the set-up of a larger world, however late its ranks have come."""
 _MAX_UNKNOWN = 3
 """Answers of the gateway, a second apart, that do not have a rank, after which the rank has left."""
+_MAX_ANCESTORS = 16
 _MAX_REASON = 900
 """Characters of the reason of a leave."""
 _NOT_CONNECTED = "it could not connect to its peers"
@@ -129,7 +132,7 @@ class JobMembership:
                 awaits_growth=terms.awaits_growth,
                 growth=terms.growth,
                 parent=settings.parent,
-                ancestors=list(ancestors()) if settings.parent else [],
+                ancestors=list(islice(ancestors(), _MAX_ANCESTORS)) if settings.parent else [],
             )
             joined = join(self.gateway, request, deadline, settings, terms.check)
             self.beats = RankHeartbeats(self.gateway, joined.interval)
@@ -194,10 +197,7 @@ class JobMembership:
     def ended(self, unreached: Collection[int] = ()) -> dict[int, Goodbye]:
         """Return the ranks that have ended by the gateway's word, and how; none if it does not answer.
 
-        A gateway that was started meanwhile knows live ranks only: ranks that it does not know have ended, too.
-
-        Args:
-            unreached: ranks that cannot be reached.
+        A gateway that was started meanwhile knows live ranks only: unreached ranks that it does not know have ended.
         """
         with self.gateway.sibling() as client:  # heartbeats do not wait for this request
             found = client.ended_ranks(self.name, self.epoch) or ()
@@ -221,14 +221,9 @@ class JobMembership:
             return client.members(self.name, self.epoch, ranks)
 
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
-        """Say goodbye to the peers and to the gateway. Does nothing the second time.
+        """Say goodbye to the peers, and give the gateway the failure that is the reason, and the ranks that it names.
 
-        Takes a few milliseconds, with peers or a gateway that do not answer some seconds.
-
-        Args:
-            reason: for the gateway: the failure that made this rank leave, otherwise empty.
-            goodbye: for the peers.
-            failed_ranks: other ranks whose failure is the cause.
+        Does nothing the second time. With peers or a gateway that do not answer, it takes some seconds.
         """
         if self._left:
             return

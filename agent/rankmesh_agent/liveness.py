@@ -40,11 +40,6 @@ class Liveness:
     Each rank ends its own waits for keys, by what it knows itself, as a failure ends collectives. A wait that a
     survivor begins after the failure goes on.
 
-    Args:
-        engine: the progress engine, which has the ends that have been read.
-        store: the job's store.
-        world: the group of all ranks.
-
     Attributes:
         world: the group of all ranks; set anew when the world shrinks.
         callback: called with the error of each rank of the world that fails, once; it must not wait. None without one.

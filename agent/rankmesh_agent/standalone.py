@@ -54,10 +54,8 @@ class Standalone:
         urls: more base URLs under which clients can reach it: ports that are published elsewhere.
 
     Attributes:
-        settings: see above.
         recorder: has no calls: they are those of the leases.
         id: random id.
-        name: see above.
         urls: all base URLs.
         leases: the agent's lease.
 
@@ -112,11 +110,7 @@ class Standalone:
         return self._http.failure
 
     def start(self, on_failure: Callable[[], object] = lambda: None) -> None:
-        """Serve, and register with the gateway.
-
-        Args:
-            on_failure: called in another thread once ``failure`` gives a reason.
-        """
+        """Serve, and register with the gateway; ``on_failure`` is called in another thread once there is a failure."""
         services: dict[Service, ConnectionHandler] = {
             Service.ATTACH: self._sessions,
             Service.SNAPSHOT: SnapshotServer(self._snapshot, self._snapshot_credentials),
@@ -126,11 +120,7 @@ class Standalone:
         self._heartbeats.wake()
 
     def close(self, reason: str = "its agent ended") -> None:
-        """End the lease, unregister, and stop serving. Does nothing the second time.
-
-        Args:
-            reason: for the job's other ranks.
-        """
+        """End the lease, with a reason for the job's other ranks, and stop serving. Does nothing the second time."""
         self._closed = True
         if not self.leases.close(reason):
             return

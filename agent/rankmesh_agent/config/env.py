@@ -32,11 +32,7 @@ def describe_set(environ: Mapping[str, str], *names: str) -> str:
 
 
 def replaces_gloo(environ: Mapping[str, str]) -> bool:
-    """Return whether torch's backend gloo is to be RankMesh: RANKMESH_AS=gloo.
-
-    Raises:
-        ValueError: RANKMESH_AS has another value.
-    """
+    """Return whether torch's backend gloo is to be RankMesh: RANKMESH_AS=gloo."""
     name = environ.get("RANKMESH_AS", "")
     if name not in ("", "gloo"):
         raise ValueError(f"RANKMESH_AS={name!r} is not a backend of torch that RankMesh can replace: only gloo is")

@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,11 +140,7 @@ class Launcher:
 
 
 def detect_launcher(environ: Mapping[str, str]) -> Launcher | None:
-    """Return the launcher that started a process with this environment as one of several, None if none did.
-
-    Raises:
-        ValueError: one of its variables is not a number.
-    """
+    """Return the launcher that started a process with this environment as one of several, None if none did."""
     if describe_set(environ, OPEN_MPI.rank, OPEN_MPI.world_size):
         namespace = environ.get("PMIX_NAMESPACE", "")
         return _read(OPEN_MPI, environ, identity=namespace, number=zlib.crc32(namespace.encode()))
@@ -261,14 +257,23 @@ def _tasks_on(node: int | None, tasks: str) -> int | None:
     return None
 
 
-def _launcher_pid(variable: str) -> int:
-    """Return the pid of the closest ancestor without a variable that a launcher sets, and shells inherit."""
+def ancestors() -> Iterator[int]:
+    """Yield the process ids of this process's ancestors, its parent first."""
     pid = os.getppid()
     while pid > 1:
+        yield pid
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended, or belongs to another user
+            return
+
+
+def _launcher_pid(variable: str) -> int:
+    """Return the pid of the closest ancestor without a variable that a launcher sets, and shells inherit."""
+    for pid in ancestors():
         try:
             if f"\0{variable}=".encode() not in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
-                break
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                return pid
         except OSError:  # another user's process, which is not between
-            break
-    return pid
+            return pid
+    return min(os.getppid(), 1)  # it is the first process of a container, or outside it

@@ -197,20 +197,12 @@ class Settings:
 
     @property
     def job_token(self) -> str:
-        """The credential by which the ranks of the job know each other.
-
-        Raises:
-            ForbiddenJobError: the token is the credential of another job.
-        """
+        """The credential by which the ranks of the job know each other; raises ForbiddenJobError for another job's."""
         return for_job(self.token, self.job)
 
 
 def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
-    """Check that an address which other machines can reach is used with a token that cannot be guessed.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Raise ValueError if an address that other machines can reach is used without a token, or with a short one."""
     if len(token) < MIN_TOKEN_CHARACTERS and not resolves_to_loopback(host):
         lack = f"with a token of fewer than {MIN_TOKEN_CHARACTERS} characters" if token else "without a token"
         raise ValueError(
@@ -246,11 +238,7 @@ def _warn_of_access(path: Path) -> None:
 
 
 def create_token(path: Path) -> None:
-    """Write a new token to a file that only its owner can read, unless the file exists.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a new token to a file that only its owner can read, unless the file exists."""
     with contextlib.suppress(FileExistsError), tempfile.NamedTemporaryFile("w", dir=path.parent) as fresh:
         fresh.write(f"{secrets.token_hex(32)}\n")
         fresh.flush()

@@ -28,11 +28,7 @@ class TlsSettings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> TlsSettings:
-        """Read the settings.
-
-        Raises:
-            ValueError: a variable is invalid, or lacks another one.
-        """
+        """Read the settings; raise ValueError if a variable is invalid, or lacks another one."""
         cert, key = environ.get("RANKMESH_TLS_CERT", ""), environ.get("RANKMESH_TLS_KEY", "")
         mode = environ.get("RANKMESH_TLS", "").lower()
         if mode not in ("", "require"):
@@ -49,28 +45,17 @@ class TlsSettings:
 
 
 def tls_settings() -> TlsSettings:
-    """Return the settings of this process.
-
-    Raises:
-        ValueError: see from_env.
-    """
+    """Return the settings of this process; see from_env."""
     return TlsSettings.from_env(os.environ)
 
 
 def private_network(environ: Mapping[str, str] | None = None) -> bool:
-    """Return RANKMESH_PRIVATE_NETWORK: whether connections between hosts need no TLS.
-
-    Raises:
-        ValueError: it is neither 0 nor 1.
-    """
+    """Return RANKMESH_PRIVATE_NETWORK: whether connections between hosts need no TLS."""
     return bool(integer(os.environ if environ is None else environ, "RANKMESH_PRIVATE_NETWORK", at_most=1))
 
 
 def server_scheme() -> str:
-    """Return the scheme of the URLs of this process's servers: https with a certificate in files.
-
-    That of the token is for clients that have the token, which find out themselves: http.
-    """
+    """Return https if this process has a certificate in files; clients with the token find out about its TLS: http."""
     return "https" if tls_settings().cert else "http"
 
 

@@ -30,7 +30,6 @@ class DumpWriter:
     """Writes a rank's dump when a group fails, in a thread.
 
     Args:
-        directory: where to write it.
         take: returns the dump as of a time by the monotonic clock, with these messages awaited (see
             ``snapshot.add_calls``), without failure and stacks.
         awaited: returns the messages for which a thread waits.

@@ -64,13 +64,7 @@ class _PathError(Exception):
 
 
 class Prober:
-    """Measures network paths from this process.
-
-    Args:
-        gateway: returns the gateway's URL.
-        settings: returns the process's settings.
-        token: returns the job's token, empty for none.
-    """
+    """Measures network paths from this process, given the gateway's URL, the settings and the job's token of now."""
 
     def __init__(self, gateway: Callable[[], str], settings: Callable[[], Settings], token: Callable[[], str]) -> None:
         self._gateway = gateway
@@ -163,14 +157,7 @@ def shm_room(directory: str) -> tuple[int | None, int | None]:
 
 
 def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
-    """Measure the path to an agent.
-
-    Args:
-        url: its base URL.
-        token: the job's token, empty for none.
-        nbytes: bytes to fetch.
-        seconds: limit of the whole probe.
-    """
+    """Measure the path to an agent by its base URL, within some seconds, and fetch some bytes from it."""
     deadline = Deadline(min(MAX_PROBE_SECONDS, max(0.1, seconds)))
     nbytes = min(MAX_PROBE_BYTES, max(0, nbytes))
     reply = ProbeReply(url, reached=False)
@@ -229,11 +216,7 @@ def _connect_error(error: OSError, host: str, port: int, deadline: Deadline) -> 
 
 
 def _fetch(connection: http.client.HTTPConnection, nbytes: int, token: str, deadline: Deadline) -> float:
-    """Fetch bytes from an agent and return the seconds it took.
-
-    Raises:
-        _PathError: the agent did not send them.
-    """
+    """Fetch bytes from an agent and return the seconds it took; raise _PathError if it does not send them."""
     arrived = 0
     sock = connection.sock
     peer = f"{connection.host} port {connection.port}"

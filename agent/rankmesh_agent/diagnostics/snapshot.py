@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
 import threading
 import time
 from collections import defaultdict, deque
@@ -12,18 +10,14 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
-from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
-from rankmesh_agent.net.admission import Admission
-from rankmesh_agent.net.handshake import accept
-from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.net.stream_threads import StreamThreads
+from rankmesh_agent.net.stream import FramedStream
+from rankmesh_agent.net.stream_server import StreamServer
 from rankmesh_agent.store.client import Call as StoreCall
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import Credentials, Grant
-from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.hello import Service, welcoming
+from rankmesh_agent.wire.hello import Client, Service
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.snapshot import (
     MAX_CALLS,
@@ -34,16 +28,12 @@ from rankmesh_agent.wire.snapshot import (
     SnapshotStoreWait,
 )
 
-_CLIENT_SECONDS = 10.0
-"""Time limit of the handshake."""
 _MAX_CLIENTS = 8
 """Authenticated clients that are served at once; more wait."""
 _MAX_KEYS = 10
 _MAX_ERROR_CHARACTERS = 500
 _BEGIN: Final = 3
 """Index of the begin in a Record."""
-
-_log = logging.getLogger("rankmesh")
 
 
 def snapshot(
@@ -73,8 +63,6 @@ def add_calls(
     """Add the groups and calls of a rank to its snapshot, as they were at a time by the monotonic clock.
 
     Args:
-        found: the snapshot.
-        recorder: has the groups and their calls.
         awaited: begin of each message for which a thread waits, by the monotonic clock.
         store_waits: the calls of the job's store that wait.
         at: the time: a call that has failed since was in flight then.
@@ -135,35 +123,19 @@ def _clock() -> float:
         return 0.0
 
 
-class SnapshotServer:
-    """Sends a snapshot to each client: a ConnectionHandler.
+class SnapshotServer(StreamServer[FramedStream]):
+    """Sends a snapshot to each client.
 
     Args:
         take: returns the snapshot for a client with a credential; None if there is no rank.
-        token: returns the credentials of the clients.
+        credentials: see StreamServer.
     """
 
-    def __init__(self, take: Callable[[Grant], RankSnapshot | None], token: Callable[[], Credentials]) -> None:
+    def __init__(self, take: Callable[[Grant], RankSnapshot | None], credentials: Callable[[], Credentials]) -> None:
+        super().__init__(Service.SNAPSHOT, FramedStream, credentials)
         self._take = take
-        self._token, self._tls = token, tls_settings()
-        self._clients = StreamThreads(FramedStream, self._serve, "rankmesh-snapshot", "a client of snapshots")
         self._served = threading.BoundedSemaphore(_MAX_CLIENTS)
 
-    def handle(self, sock: socket.socket, admission: Admission) -> None:
-        """Serve a connection that begins with the PREFACE of the service, in a thread of its own. From any thread."""
-        self._clients.start(sock, admission)
-
-    def close(self) -> None:
-        """End the connections, and wait for their threads. Does nothing the second time."""
-        self._clients.close()
-
-    def _serve(self, stream: FramedStream, admission: Admission) -> None:
-        token = self._token()
-        handshake = accept(stream.sock, Service.SNAPSHOT, lambda _: token, 0, token, self._tls, welcoming())
-        try:
-            client = stream.greet(handshake, _CLIENT_SECONDS)
-            admission.end()
-            with self._served:
-                stream.send(json_text.encode(self._take(client.grant)))
-        except (StreamClosedError, StreamTimeoutError, OSError, DistError) as error:
-            _log.debug("a client that asked for a snapshot got none: %s", error)
+    def serve(self, stream: FramedStream, client: Client) -> None:
+        with self._served:
+            stream.send(json_text.encode(self._take(client.grant)))

@@ -46,7 +46,6 @@ def create_app(
     """Return the ASGI application of an agent.
 
     Args:
-        agent: the agent.
         token: the secret that every request but health needs, or all credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
         leases: the lease of a standalone agent, which is ``agent`` while it is free.

@@ -88,11 +88,9 @@ class WebApplication(FastAPI):
     """FastAPI application that answers every error with a problem document.
 
     Args:
-        title: title of the OpenAPI document.
-        description: description of the OpenAPI document.
+        title, description: of the OpenAPI document.
         service: the service in a word, for the text of internal errors.
         headers_of: returns the headers of the response to an error that rejects a request.
-        options: options of FastAPI.
     """
 
     def __init__(

@@ -148,10 +148,8 @@ class SecurityMiddleware:
     may close the connection before its request is served.
 
     Args:
-        app: the application behind it.
         token: the job's token, or all its credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
-        policy: the application's part.
     """
 
     def __init__(

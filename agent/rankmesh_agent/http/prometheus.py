@@ -17,23 +17,16 @@ def render_metrics(collect: Callable[[], Iterable[Metric]], accept: str | None) 
         collect: returns the service's own metrics.
         accept: the request's Accept header, which may prefer OpenMetrics.
     """
+
+    class Service(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return collect()
+
     # Not the library's default registry: that belongs to the user's program, if this is its process.
     registry = CollectorRegistry()
-    registry.register(_Collector(collect))
+    registry.register(Service())
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     encode, media_type = choose_encoder(accept or "")
     return encode(registry), media_type
-
-
-class _Collector(Collector):
-    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        self._collect = collect
-
-    def collect(self) -> Iterable[Metric]:
-        return self._collect()
-
-    def describe(self) -> Iterable[Metric]:
-        """Return no names, so that the registry does not collect at registration."""
-        return []

@@ -105,33 +105,16 @@ class HttpServer:
         self.failure = ""
 
     @classmethod
-    def bind(
-        cls,
-        settings: Settings,
-        host: str,
-        port: int = 0,
-        *,
-        role: str = "the agent",
-        purpose: str = "the agent serves HTTP",
-        name: str = "",
-    ) -> HttpServer:
-        """Bind a port.
-
-        Args:
-            settings: the process's settings.
-            host: address to listen on.
-            port: 0 for any free port.
-            role: the service, for errors.
-            purpose: what the port is for, for errors.
-            name: name of the thread.
+    def bind(cls, settings: Settings, host: str, port: int = 0) -> HttpServer:
+        """Bind a port of an agent; 0 for any free one.
 
         Raises:
             ValueError: other hosts could reach the port, and there is no token.
             AddressInUseError: another process listens there.
         """
-        require_token_beyond_loopback(host, settings.token, role)
-        listener = bind(host, port, purpose=purpose)
-        return cls(listener, name, token=settings.credentials, host=host, advertise=settings.advertise)
+        require_token_beyond_loopback(host, settings.token, "the agent")
+        listener = bind(host, port, purpose="the agent serves HTTP")
+        return cls(listener, token=settings.credentials, host=host, advertise=settings.advertise)
 
     @cached_property
     def _reachable(self) -> tuple[list[str], list[str]]:

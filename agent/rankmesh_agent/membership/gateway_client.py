@@ -81,22 +81,12 @@ class GatewayClient:
         with contextlib.suppress(DistNetworkError):
             self.url = self.find() or self.url
 
-    def request(
-        self, path: str, document: object | None, seconds: float = RESPONSE_SECONDS, *, compressed: bool = False
-    ) -> HttpResponse:
+    def request(self, path: str, document: object | None, seconds: float = RESPONSE_SECONDS) -> HttpResponse:
         """Send a request, a GET without a document; return the response. Raises as HttpClient does."""
         method = "GET" if document is None else "POST"
-        return self._http.request(method, f"{self.url}/v1/{path}", document, timeout=seconds, compressed=compressed)
+        return self._http.request(method, f"{self.url}/v1/{path}", document, timeout=seconds)
 
-    def read(
-        self,
-        kind: type[T],
-        path: str,
-        document: object | None = None,
-        seconds: float = RESPONSE_SECONDS,
-        *,
-        compressed: bool = False,
-    ) -> T:
+    def read(self, kind: type[T], path: str, document: object | None = None, seconds: float = RESPONSE_SECONDS) -> T:
         """Send a request; return what the response has.
 
         Raises:
@@ -105,7 +95,7 @@ class GatewayClient:
             DistError: the gateway refuses, or the server is no gateway.
         """
         try:
-            answer = self.request(path, document, seconds, compressed=compressed)
+            answer = self.request(path, document, seconds)
         except UnauthenticatedServerError as error:
             raise AuthenticationError(error.message, address=self.url) from error
         except NoResponseError as error:
@@ -120,11 +110,7 @@ class GatewayClient:
             raise self._not_a_gateway(answer) from None
 
     def num_waiting(self, job: str, deadline: Deadline) -> int:
-        """Return how many processes wait for the job's world to grow.
-
-        Raises:
-            GatewayUnreachableError: the gateway does not answer before the deadline.
-        """
+        """Return how many processes wait for the job's world to grow; raise GatewayUnreachableError if it is silent."""
         while True:
             try:
                 return sum(each.job == job for each in self.read(list[RankEntry], "waiting"))
@@ -139,11 +125,7 @@ class GatewayClient:
             time.sleep(min(RETRY_SECONDS, deadline.remaining()))
 
     def members(self, job: str, epoch: int, ranks: Collection[int]) -> list[Member]:
-        """Return those of some members of an epoch that the gateway knows, with their addresses.
-
-        Raises:
-            GatewayUnreachableError: it does not answer.
-        """
+        """Return the members with their addresses that the gateway knows; raise GatewayUnreachableError without one."""
         try:
             return self.read(list[Member], "members", MembersRequest(job, epoch, list(ranks)))
         except (UnavailableError, DistError) as error:

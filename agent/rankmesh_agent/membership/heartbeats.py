@@ -174,11 +174,7 @@ class RankHeartbeats(_Heartbeats):
         return self._schedule.is_due(len(lost))
 
     def send(self, heartbeat: Heartbeat) -> DistBackendError | None:
-        """Send a heartbeat.
-
-        Returns:
-            The error that ends this rank's groups, if all ranks of the job start again because its nodes have changed.
-        """
+        """Send a heartbeat; return the error that ends this rank's groups if all ranks of the job start again."""
         for _ in range(_ATTEMPTS):
             reply = self._send(HeartbeatReply, "heartbeat", self._changes.reduced(heartbeat))
             if not isinstance(reply, HeartbeatReply):
@@ -221,10 +217,7 @@ class AgentHeartbeats(_Heartbeats):
     _refused = False
 
     def send(self, heartbeat: AgentHeartbeat) -> bool:
-        """Send a heartbeat; return whether the gateway has accepted it.
-
-        A refusal, because of a different token, say, is logged once.
-        """
+        """Send a heartbeat; return whether the gateway has accepted it. A refusal is logged once."""
         gateway = self._gateway
         if not gateway.url:
             gateway.url = gateway.find() or ""

@@ -92,7 +92,7 @@ def _join_until(
             wait = max(_MIN_POLL_SECONDS, most) if missing.fullest is not None or large else 0.0
             limit = min(wait, deadline.remaining()) + RESPONSE_SECONDS + request.world_size / JOINS_A_SECOND
             try:
-                reply = gateway.read(JoinReply, "join", replace(request, wait=wait), limit, compressed=large)
+                reply = gateway.read(JoinReply, "join", replace(request, wait=wait), limit)
             except UnavailableError as error:
                 failure = str(error)
             else:

@@ -46,13 +46,7 @@ class MissingRanks:
         self._next_of_ranks = Deadline(REPORT_SECONDS)
 
     def timeout_error(self, url: str, member: Member, failure: str) -> JoinTimeoutError | GatewayUnreachableError:
-        """Return the error of a join whose time is up.
-
-        Args:
-            url: the gateway's URL, empty if it is unknown.
-            member: the joining rank.
-            failure: why the gateway does not answer.
-        """
+        """Return the error of a join whose time is up, or whose gateway does not answer because of a failure."""
         seconds, reply = self._deadline.seconds, self.fullest
         name = member.described() if member.rank == UNASSIGNED else f"rank {member.rank}"
         if reply is None:

@@ -1,10 +1,4 @@
-"""Limits of the connections that wait for their clients: those that have sent no credential yet, and idle ones.
-
-Each listener has its own limit, a part of the limit of open descriptors: the rest stays for the rank itself. At the
-limit, a new connection takes the place of the one that has waited longest. So clients that send nothing keep no other
-one out. A connection with bytes that its server has yet to read does not wait for its client: when many ranks join at
-once, their requests wait for a busy server.
-"""
+"""Limits of the connections that wait for their clients: those that have sent no credential yet, and idle ones."""
 
 from __future__ import annotations
 
@@ -70,7 +64,11 @@ class Admission:
 
 
 class ConnectionLimit:
-    """Limits the connections that wait for their clients. For several threads: each step is atomic, without a lock.
+    """Limits the connections of a listener that wait for their clients, so that descriptors stay for the rank itself.
+
+    At the limit, a new connection takes the place of the one that has waited longest. So clients that send nothing keep
+    no other one out. A connection with bytes that its server has yet to read does not wait for its client: when many
+    ranks join at once, their requests wait for a busy server. For several threads: each step is atomic, without a lock.
 
     Args:
         what: the connections, for the log.

@@ -1,11 +1,4 @@
-"""Limit of open file descriptors: raised when a process starts, and named by the errors of one that has reached it.
-
-The soft limit, mostly 1024, protects programs that call ``select``, whose sets have room for 1024 descriptors: beyond
-that, Python's ``select.select`` raises ValueError, and C code without a check writes beyond its set. The kernel returns
-the lowest free number, so a higher limit changes nothing for a process with fewer descriptors; one with more would have
-failed at the old limit. RankMesh itself waits with poll and epoll. The launcher's ranks start with the limit that the
-launcher was started with, and raise it when they join.
-"""
+"""Limit of open file descriptors: raised when a process starts, and named by the errors of one that has reached it."""
 
 from __future__ import annotations
 
@@ -37,7 +30,11 @@ class DescriptorLimitError(DistNetworkError):
 
 
 def raise_limit() -> Callable[[], None]:
-    """Raise the soft limit of open descriptors to the hard one; return a function that restores it in a child."""
+    """Raise the soft limit of open descriptors to the hard one; return a function that restores it in a child.
+
+    The soft limit, mostly 1024, protects programs that call ``select``, whose sets have room for as many. The kernel
+    gives out the lowest free number, so a higher limit changes nothing for a process with fewer descriptors.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -74,8 +71,9 @@ def limit_text() -> str:
         used = len(os.listdir("/proc/self/fd")) - 1
     except OSError:  # it takes a descriptor: all are in use
         used = soft
+    soft_text, hard_text = ("unlimited" if limit == resource.RLIM_INFINITY else str(limit) for limit in (soft, hard))
     return (
-        f"RLIMIT_NOFILE is {_shown(soft)} (hard limit {_shown(hard)}), {used} are in use; raise it with ulimit -n "
+        f"RLIMIT_NOFILE is {soft_text} (hard limit {hard_text}), {used} are in use; raise it with ulimit -n "
         "65536 (ulimit -Hn for the hard limit), LimitNOFILE= of systemd, or docker run --ulimit nofile=65536:65536"
     )
 
@@ -118,7 +116,3 @@ def exhausted_since(since: float) -> str:
     """Return what has had to wait for a free descriptor since a time, with limit and remedy; empty if nothing has."""
     at, text = _latest
     return text if at > since else ""
-
-
-def _shown(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)

@@ -79,10 +79,6 @@ class Handshake(Generic[T]):
         """Continue as far as possible; return the script's result at its end. The socket must be non-blocking.
 
         A call that sends does not receive yet: the other side has not answered.
-
-        Raises:
-            OSError: the connection is lost.
-            DistError: the script has failed.
         """
         try:
             self._sends = next(self._steps)
@@ -101,7 +97,8 @@ class Handshake(Generic[T]):
 
         Raises:
             TimeoutError: the handshake takes longer than ``seconds``.
-            OSError, DistError: see advance.
+            OSError: the connection is lost.
+            DistError: the script has failed.
         """
         deadline = Deadline(seconds)
         self.sock.setblocking(False)
@@ -203,11 +200,9 @@ def accept(
     """Return the server's side of a handshake on a connection from a port or a unix socket.
 
     Args:
-        accepted: returns the credentials that may have a client with an attachment.
-        attachment_bytes: size of an attachment.
+        accepted, attachment_bytes, respond: see ``server_script``.
         token: the secret, or all credentials: the authorities of TLS. Without one, the client's user counts.
         settings: name the certificates, if they are in files.
-        respond: see ``server_script``.
     """
 
     def wrap() -> socket.socket:

@@ -6,21 +6,6 @@ import os
 import platform
 from pathlib import Path
 
-_MAX_ANCESTORS = 16
-
-
-def ancestors() -> list[int]:
-    """Return the process ids of this process's nearest ancestors, its parent first."""
-    found: list[int] = []
-    pid = os.getppid()
-    while pid > 1 and len(found) < _MAX_ANCESTORS:
-        found.append(pid)
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended, or belongs to another user
-            break
-    return found
-
 
 def host_id(directory: str) -> str:
     """Return a name that is equal for two processes exactly if they see the same shared memory directory.

@@ -24,7 +24,7 @@ from rankmesh_agent.net.tls_socket import NoTlsError, OtherTokenError, TlsSocket
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import remedy
 from rankmesh_agent.wire.errors import AuthenticationError
-from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
+from rankmesh_agent.wire.schemas import MAX_BODY_BYTES, Problem
 
 _NEEDS_TLS = (
     "it takes connections with TLS alone: set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY here, too"
@@ -82,7 +82,6 @@ class HttpClient:
         document: Any = None,
         *,
         timeout: float,
-        compressed: bool = False,
         content: bytes = b"",
         connect_seconds: float = math.inf,
         limit: int = MAX_BODY_BYTES,
@@ -90,11 +89,8 @@ class HttpClient:
         """Send a request and return the response, whatever its status, without proxies and without redirects.
 
         Args:
-            method: ``"GET"``, ``"POST"``.
-            url: the URL.
             document: JSON document of the request's body; None for no body.
             timeout: maximum seconds of each connect, send, and receive.
-            compressed: whether the server may compress the response's body.
             content: the request's body, if it is no document.
             connect_seconds: a lower maximum for connects.
             limit: maximum bytes of the response's body.
@@ -108,11 +104,10 @@ class HttpClient:
             ValueError: the URL is invalid, or without TLS where RANKMESH_TLS=require.
         """
         split = urlsplit(url)
-        body, headers = content, dict[str, str | bytes](host=split.netloc.rpartition("@")[2])
+        headers: dict[str, str | bytes] = {"host": split.netloc.rpartition("@")[2], "accept-encoding": "gzip"}
+        body = content
         if document is not None:
             body, headers["content-type"] = json_text.encode(document), "application/json"
-        if compressed:
-            headers["accept-encoding"] = "gzip"
         if self._token:
             headers["authorization"] = b"Bearer " + self._token.encode()
 
@@ -132,7 +127,7 @@ class HttpClient:
             return found
         except OtherTokenError:
             self.close()
-            return HttpResponse(HTTPStatus.UNAUTHORIZED, _refusal(self._token))
+            return _refusal(self._token)
         except NoTlsError as error:
             self.close()
             text = f"{url} is not the server that it should be: {error}"
@@ -191,14 +186,8 @@ class HttpClient:
             connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 
 
-def _refusal(credential: str) -> bytes:
-    """Return the body of a response 401, as the server has another token and so ends the handshake of TLS."""
-    return json_text.encode(
-        {
-            "type": "about:blank",
-            "title": HTTPStatus.UNAUTHORIZED.phrase,
-            "status": int(HTTPStatus.UNAUTHORIZED),
-            "detail": f"its token is another one than that given: {remedy(credential)}",
-            "code": "unauthenticated",
-        }
-    )
+def _refusal(credential: str) -> HttpResponse:
+    """Return a response 401, as the server has another token and so ends the handshake of TLS."""
+    detail, status = f"its token is another one than that given: {remedy(credential)}", HTTPStatus.UNAUTHORIZED
+    problem = Problem("about:blank", status.phrase, status, detail, AuthenticationError.code)
+    return HttpResponse(status, json_text.encode(problem.body()))

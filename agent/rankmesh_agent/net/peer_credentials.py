@@ -1,11 +1,9 @@
 """User id of the process at the other end of a connection over loopback or a unix socket, from the kernel.
 
-Without a token, a server accepts the processes of its own user and of root alone. The peer of a unix socket is in
-SO_PEERCRED. The peer of a TCP connection is the owner of the socket with the same two addresses, exchanged, in
-/proc/net/tcp. A socket that its process has closed has no owner: the kernel then reports inode 0, and user 0, which
-must not count as root.
-
-With a token, a client sends it without TLS within its host, after it has looked up the user of the listening socket.
+Without a token, a server accepts the processes of its own user and of root alone. With one, a client sends it without
+TLS to a listening socket of these users. The peer of a TCP connection is the owner of the socket with the same two
+addresses, exchanged, in /proc/net/tcp. A socket that its process has closed has no owner: the kernel then reports inode
+0, and user 0, which must not count as root.
 """
 
 from __future__ import annotations
@@ -65,10 +63,7 @@ class PeerClosedError(PeerRefusedError):
 def check_peer(sock: socket.socket, since: float | None = None) -> None:
     """Check that the peer of a connection is a process of this user or of root.
 
-    Args:
-        sock: the connection.
-        since: when it was accepted, by the monotonic clock: a reading of the table since then suffices, so that many
-            connections share one. None for a new reading.
+    Many connections share a reading of the table: one ``since`` they were accepted, by the monotonic clock, suffices.
 
     Raises:
         PeerRefusedError: it is not, or that cannot be determined.
@@ -145,12 +140,7 @@ def _unmapped_uid() -> int | None:
 
 
 def _owner(sock: socket.socket, peer: tuple[str, int], own: tuple[str, int], since: float | None) -> int | None:
-    """Return the user of the process that has the other end of a connection open; None if no process has.
-
-    Raises:
-        PeerClosedError: the peer has closed it. It is looked up once: a server that looked longer for clients without
-            patience would serve no other one where the machine is busy and its table long.
-    """
+    """Return the user of the process that has the other end of a connection open; None if no process has."""
     ends = (_packed(peer[0]), peer[1]), (_packed(own[0]), own[1])
     for _ in range(_LOOKS):
         since, begin = None, time.monotonic() if since is None else since
@@ -162,16 +152,13 @@ def _owner(sock: socket.socket, peer: tuple[str, int], own: tuple[str, int], sin
             raise _refusal(f"cannot determine the user of the process at port {peer[1]} ({error})") from error
         if uid is not None:
             return uid
-        if peer_closed(sock):
+        if peer_closed(sock):  # no further look: a busy server with a long table would serve no other client
             raise PeerClosedError("the client has closed the connection")
     return None
 
 
 def _users(near: Endpoint, far: Endpoint, since: float) -> Iterator[int]:
-    """Yield the users of the open sockets with an address of their own and one of their peer: zeros, if they listen.
-
-    A reading of the kernel's tables since a time, by the monotonic clock, suffices.
-    """
+    """Yield the users of the open sockets with an address of their own and one of their peer: zeros, if they listen."""
     if len(near[0]) != _IPV6_BYTES:
         yield from _look_up_in("/proc/net/tcp", f" {_row(near)} {_row(far)} ", since)
     with contextlib.suppress(FileNotFoundError):  # this host has no IPv6

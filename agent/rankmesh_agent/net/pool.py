@@ -87,11 +87,6 @@ class ConnectionPool(Generic[C]):
         self._all.discard(connection)
         connection.close()
 
-    def in_use(self) -> list[C]:
-        """Return the connections that calls use."""
-        idle = set(self._idle)
-        return [connection for connection in list(self._all) if connection not in idle]
-
     def close(self) -> None:
         """End all connections; calls in progress fail, and their threads close their connections."""
         self.closed = True

@@ -39,10 +39,7 @@ class Interface(NamedTuple):
 
 
 def bind(host: str, port: int, *, purpose: str) -> socket.socket:
-    """Return a TCP socket that listens on ``host``:``port`` (0: any free port).
-
-    Args:
-        purpose: start of the error message: ``"the agent listens for peers"``.
+    """Return a TCP socket that listens on ``host``:``port`` (0: any free port); errors begin with the purpose.
 
     Raises:
         AddressInUseError: another process listens there; the error names it if /proc shows it.

@@ -1,12 +1,8 @@
-"""TLS 1.3 for all connections of a process between hosts: HTTP, its upgrades, and those between ranks.
+"""TLS 1.3 for all connections of a process between hosts: of HTTP, of services, and between ranks.
 
 The certificates come from files, or from the token (``net.authority``). Of files, one certificate serves servers and
-clients. With RANKMESH_TLS_CA both ends of a connection show one, and names are checked: a server's certificate must
-have the name or address that the client connects to.
-
-A client decides whether a connection needs TLS (``secured``); a server finds out by its first byte, and refuses what
-it should not get without. ``TlsSocket`` behaves like a socket, so that the code on top of it is the same with TLS and
-without.
+clients. A client decides whether a connection needs TLS (``secured``); a server finds out by its first byte, and
+refuses what it should not get without.
 """
 
 from __future__ import annotations
@@ -48,7 +44,6 @@ def server_context(
     """Return the context of a server; None if it has neither a certificate in files nor a token.
 
     Args:
-        settings: its process's.
         token: the credentials of the clients, each of which has an authority.
         names: host names and addresses of the server, for clients that check them.
         mutual: whether clients must show a certificate of the token's authority. Those of HTTP need none.
@@ -66,11 +61,7 @@ def server_context(
 
 
 def check_environment(*, server: bool) -> None:
-    """Check the settings of this process and their files, before it connects, or serves.
-
-    Raises:
-        ValueError: see ``server_context``.
-    """
+    """Raise ValueError unless the settings of this process and their files are valid; see ``server_context``."""
     settings = tls_settings()
     if settings.enabled:
         _file_context(settings, server=False)
@@ -81,12 +72,9 @@ def check_environment(*, server: bool) -> None:
 def client_side(
     sock: socket.socket, host: str, port: int, credential: str = "", settings: TlsSettings | None = None
 ) -> TlsSocket:
-    """Return the client's end of TLS on a socket, whose handshake has not begun.
+    """Return the client's end of TLS on a socket, whose handshake has not begun; settings are this process's if None.
 
-    Args:
-        sock, host, port: the socket, and the server.
-        credential: the credential that both ends prove; empty for certificates in files, whose names are checked.
-        settings: by default this process's.
+    Both ends prove the credential; if it is empty, their certificates are in files, and names are checked.
     """
     context = _token_context(credential) if credential else _file_context(settings or tls_settings(), server=False)
     name = server_name(credential) if credential else host
@@ -133,11 +121,8 @@ def secured(
     token. Within this host it needs it towards other users, to whom this process would otherwise show the token.
 
     Args:
-        sock: the connection, or an attempt to connect.
-        host: name or address of the server.
-        address: its socket address.
+        sock: the connection, or an attempt to connect to ``address``, a socket address of the host.
         token: this process's credential; empty for none.
-        settings: by default this process's.
     """
     settings, numeric, port = settings or tls_settings(), str(address[0]), int(address[1])
     beyond = is_beyond_host(sock, numeric)

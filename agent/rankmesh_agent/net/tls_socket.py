@@ -104,7 +104,6 @@ class TlsSocket(socket.socket):
 
     Args:
         sock: the socket, which this object takes over.
-        context: the context of TLS.
         peer: the peer's address, for errors.
         name: at a client, the name of the server; None at a server.
 

@@ -59,10 +59,7 @@ class RemoteAgent:
         deadline: end of the join.
 
     Attributes:
-        settings: see above.
-        member: the rank, as its peers know it: the agent.
-        members: all ranks of the job, see Agent.
-        world: the group of all ranks.
+        member, members, world: see Agent; its addresses are those of the standalone agent.
 
     Raises:
         AgentTakenError: another process has the agent.

@@ -187,11 +187,7 @@ REQUESTS: msgpack.Decoder[Request[Any]] = msgpack.Decoder(Union[tuple(Request.__
 
 
 def _dtype(code: int) -> np.dtype[Any]:
-    """Return an element type by its code.
-
-    Raises:
-        ProtocolError: there is none of that code.
-    """
+    """Return an element type by its code; raise ProtocolError for an unknown one."""
     dtype = FROM_CODE.get(code)
     if dtype is None:
         raise ProtocolError(f"there is no element type {code}")

@@ -56,10 +56,7 @@ Views = Sequence[memoryview]
 class AgentDialer:
     """Connects to an agent: through its unix socket on this host, or else the first of its addresses that answers.
 
-    Args:
-        agent: the agent.
-        path: of its unix socket, '' if it is on another host.
-        job, token: the job, and its credential.
+    ``path`` is that of the unix socket, '' if the agent is on another host; the token is the job's credential.
     """
 
     def __init__(self, agent: AgentHeartbeat, path: str, job: str, token: str) -> None:
@@ -74,12 +71,7 @@ class AgentDialer:
         self._attachment = self._attachment._replace(lease=lease)
 
     def connect(self, deadline: Deadline) -> StagedStream:
-        """Return a stream to the agent, which has accepted this process's credential.
-
-        Raises:
-            DistNetworkError: no address answers; lists each with its error.
-            AuthenticationError: the agent has another token.
-        """
+        """Return a stream to the agent, which has accepted this process's credential; errors list each address."""
         return until_accepted(lambda: self._connect_once(deadline), deadline)
 
     def _connect_once(self, deadline: Deadline) -> StagedStream:
@@ -139,12 +131,7 @@ class AgentClient:
         self.left = False
 
     def acquire(self, request: Acquire, deadline: Deadline) -> Joined:
-        """Lease the agent, and have it join the job until the deadline.
-
-        Raises:
-            DistNetworkError: the agent cannot be reached, or the join failed.
-            AgentTakenError: another process has it.
-        """
+        """Lease the agent, and have it join the job until the deadline; see RemoteAgent."""
         stream = self._dialer.connect(deadline)
         try:
             try:
@@ -174,7 +161,6 @@ class AgentClient:
         """Send a request, which may take ``seconds``, over a stream of the pool; return its result.
 
         Args:
-            request, seconds: see above.
             up: arrays that go along.
             down: memory for the arrays that come back, if there are any.
             in_place: whether these are the arrays that went along.

@@ -56,11 +56,7 @@ def encode(document: Any) -> bytes:
 
 
 def decode(decoder: msgpack.Decoder[T], document: bytes | bytearray) -> T:
-    """Return what a document has.
-
-    Raises:
-        ProtocolError: something else.
-    """
+    """Return what a document has; raise ProtocolError if that is something else."""
     try:
         return decoder.decode(document)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:

@@ -98,12 +98,7 @@ class RemoteCommunicator(Communicator):
 
 
 class _Message:
-    """A point-to-point message that the agent begins to transfer, and unless it is asynchronous completes.
-
-    Attributes:
-        op, deadline: see work.Message.
-        result: of the request, once it is complete.
-    """
+    """A point-to-point message, see work.Message, that the agent transfers; the result is that of the request."""
 
     def __init__(self, client: AgentClient, request: Message, array: Array, options: Options) -> None:
         self._client = client

@@ -26,14 +26,9 @@ _log = logging.getLogger("rankmesh")
 
 
 class ActiveLease:
-    """A lease, and the Agent that joins a job for it.
-
-    Args:
-        terms: of the lease.
-        on_end: called with the reason when the lease has ended.
+    """A lease, and the Agent that joins a job for it; ``on_end`` is called with the reason when it has ended.
 
     Attributes:
-        terms, on_end: see above.
         lease: the lease; its id is random, so a client cannot guess that of another client.
         joining: the Agent, done when the job's world is complete or the join has failed: with a LeaseEndedError if the
             lease was released meanwhile, or a DistNetworkError, as of Agent.
@@ -109,11 +104,7 @@ class LeaseManager:
             return active.agent
 
     def state(self) -> LeaseState:
-        """Return the lease, and whether it has joined its job.
-
-        Raises:
-            NotLeasedError: the agent is free.
-        """
+        """Return the lease, and whether it has joined its job; raise NotLeasedError if the agent is free."""
         with self._lock:
             if self._active is None:
                 raise self._not_leased()
@@ -148,12 +139,7 @@ class LeaseManager:
         return active
 
     def grow(self, active: ActiveLease, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:
-        """Have the leased agent join the epoch of a larger world; return its successor there, see Agent.grow.
-
-        Raises:
-            LeaseEndedError: the lease has ended, perhaps meanwhile.
-            DistNetworkError: the join failed, as of Agent.grow.
-        """
+        """Have the leased agent join the epoch of a larger world; return its successor there, see Agent.grow."""
         agent = active.agent
         if agent is None:
             raise self._ended("it was released")
@@ -176,15 +162,9 @@ class LeaseManager:
         return larger
 
     def release(self, lease_id: str, reason: str = "", **how: Any) -> bool:
-        """End a lease; a join in progress ends with it, soon. From any thread.
+        """End a lease, and a join in progress; return whether there was such a lease. From any thread.
 
-        Args:
-            lease_id: of the lease.
-            reason: for the job's other ranks; empty if the holder was done.
-            how: see Agent.close.
-
-        Returns:
-            Whether there was such a lease.
+        The reason is for the job's other ranks; empty if the holder was done. See Agent.close.
         """
         with self._lock:
             active = self._active

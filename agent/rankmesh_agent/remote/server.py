@@ -12,12 +12,9 @@ import socket
 import threading
 from typing import Any
 
-from rankmesh_agent.config.tls import tls_settings
-from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
-from rankmesh_agent.net.stream_threads import StreamThreads
+from rankmesh_agent.net.stream_server import GREETING_SECONDS, StreamServer
 from rankmesh_agent.remote.address import listen, socket_path
 from rankmesh_agent.remote.calls import REQUESTS
 from rankmesh_agent.remote.codec import decode, encode, error_data
@@ -29,10 +26,8 @@ from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Kind
 from rankmesh_agent.wire.credentials import Credentials, job_digest
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, ForbiddenJobError, ProtocolError
-from rankmesh_agent.wire.hello import Service, welcoming
+from rankmesh_agent.wire.hello import Client, Service
 
-_GREETING_SECONDS = 10.0
-"""Time limit for a client to prove that it knows the token, and to send the first frame."""
 _MAX_STREAMS = 512
 """Authenticated streams at the same time; more are closed at once. Each stream has a thread."""
 _MAX_REASON = 500
@@ -41,17 +36,17 @@ _MAX_REASON = 500
 _log = logging.getLogger("rankmesh")
 
 
-class SessionServer:
+class SessionServer(StreamServer[AgentStream]):
     """An agent's side of all streams of processes that are attached to it; ``shm_dir`` has the unix socket."""
 
-    def __init__(self, leases: LeaseManager, agent_id: str, credentials: str | Credentials, shm_dir: str) -> None:
+    attachment_bytes = attach_frames.ATTACHMENT_BYTES
+
+    def __init__(self, leases: LeaseManager, agent_id: str, credentials: Credentials, shm_dir: str) -> None:
+        super().__init__(Service.ATTACH, AgentStream, lambda: credentials)
         self._leases = leases
         self._agent_id = agent_id
-        self._credentials = Credentials.of(credentials)
         self._shm_dir = shm_dir
         self._path = socket_path(shm_dir, agent_id)
-        self._tls = tls_settings()
-        self._streams = StreamThreads(AgentStream, self._serve, "rankmesh-attached", "an attached process")
         self._places = threading.BoundedSemaphore(_MAX_STREAMS)
         self._sessions: dict[str, Session] = {}
         """By their leases' ids."""
@@ -64,45 +59,30 @@ class SessionServer:
             _log.warning("no unix socket at %s, so processes attach over TCP: %s", self._path, error.strerror or error)
             return []
 
-    def handle(self, sock: socket.socket, admission: Admission) -> None:
-        """Serve a connection that begins with the PREFACE of the service. From any thread."""
-        self._streams.start(sock, admission)
-
     def close(self) -> None:
         """End all leases and streams. Does nothing the second time."""
         with contextlib.suppress(OSError):
             os.unlink(self._path)
-        self._streams.close()
+        super().close()
 
-    def _serve(self, stream: AgentStream, admission: Admission) -> None:
+    def accepted(self, credentials: Credentials, attachment: bytes) -> str:
+        return credentials.key_of_job(Attachment.decode(attachment).job)
+
+    def serve(self, stream: AgentStream, client: Client) -> None:
+        if not self._places.acquire(blocking=False):
+            _log.warning("an attached process was refused: there are %d connections already", _MAX_STREAMS)
+            return
         try:
-            size = attach_frames.ATTACHMENT_BYTES
-            handshake = accept(
-                stream.sock, Service.ATTACH, self._accepted, size, self._credentials, self._tls, welcoming()
-            )
-            attachment = Attachment.decode(stream.greet(handshake, _GREETING_SECONDS).attachment)
-            admission.end()
-            if not self._places.acquire(blocking=False):
-                _log.warning("an attached process was refused: there are %d connections already", _MAX_STREAMS)
-                return
-            try:
-                if attachment.lease:
-                    self._serve_calls(stream, attachment)
-                else:
-                    self._serve_lease(stream, attachment)
-            finally:
-                self._places.release()
-        except (StreamClosedError, StreamTimeoutError, DistNetworkError):
-            pass  # a port scan, an old version, a wrong token, a client that died: it gets no other response
-        except Exception:
-            _log.exception("a connection of an attached process had to be closed")
-
-    def _accepted(self, attachment: bytes) -> str:
-        """Return the credential that the client must have: its job's."""
-        return self._credentials.key_of_job(Attachment.decode(attachment).job)
+            attachment = Attachment.decode(client.attachment)
+            if attachment.lease:
+                self._serve_calls(stream, attachment)
+            else:
+                self._serve_lease(stream, attachment)
+        finally:
+            self._places.release()
 
     def _serve_lease(self, stream: AgentStream, attachment: Attachment) -> None:
-        request = decode(REQUESTS, stream.receive(Deadline(_GREETING_SECONDS)).document)
+        request = decode(REQUESTS, stream.receive(Deadline(GREETING_SECONDS)).document)
         if not isinstance(request, Acquire):
             return
         try:

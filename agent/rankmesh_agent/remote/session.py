@@ -34,9 +34,7 @@ class Session:
     """An attached process at its agent, which joins the process's job.
 
     Args:
-        leases: of the agent.
         stream: of the process; it is the lease.
-        terms: see LeaseTerms.
 
     Attributes:
         active: the lease.

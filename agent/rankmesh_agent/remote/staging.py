@@ -43,11 +43,7 @@ def is_kept(mapping: Mapping) -> bool:
 
 
 def create(nbytes: int) -> Mapping:
-    """Return a new buffer of ``nbytes`` at least; ``release`` closes its descriptor.
-
-    Raises:
-        OSError: there is no such memory.
-    """
+    """Return a new buffer of ``nbytes`` at least; ``release`` closes its descriptor."""
     size = max(_MIN_BYTES, 1 << (nbytes - 1).bit_length())
     if size > MAX_KEPT_BYTES:
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -88,11 +84,7 @@ def map_received(descriptors: Sequence[int]) -> Mapping:
 
 
 class StagedStream(FramedStream):
-    """A process's end of a stream to its agent, with a staging buffer where both are on one host.
-
-    Args:
-        sock: connected; this object closes it.
-    """
+    """A process's end of a stream to its agent, with a staging buffer where both are on one host."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -118,11 +110,7 @@ class StagedStream(FramedStream):
                 staging.release()
 
     def receive_arrays(self, response: Header, down: Sequence[memoryview], begin: int) -> None:
-        """Receive the arrays of a response, if it has any; ``begin`` is their offset in the staging buffer.
-
-        Raises:
-            ProtocolError: the agent has sent another number of bytes.
-        """
+        """Receive the arrays of a response, if it has any; ``begin`` is their offset in the staging buffer."""
         if response.flags & STAGED and self._staging is not None:
             for view in down:
                 np.frombuffer(view, np.uint8)[:] = self._staging.bytes[begin : begin + len(view)]
@@ -157,11 +145,7 @@ class StagedStream(FramedStream):
 
 
 class AgentStream(FramedStream):
-    """An agent's end of a stream for calls: the arrays of the request that it has brought last.
-
-    Args:
-        sock: connected; this object closes it.
-    """
+    """An agent's end of a stream for calls: the arrays of the request that it has brought last."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -171,12 +155,7 @@ class AgentStream(FramedStream):
         self._returned: Sequence[memoryview] = ()
 
     def receive_request(self) -> Frame:
-        """Return the next request.
-
-        Raises:
-            StreamClosedError: the connection has ended.
-            ProtocolError: the data is not a frame, or the buffer that comes with it cannot be one.
-        """
+        """Return the next request; see FramedStream.receive and ``map_received``."""
         frame = self.receive(None, descriptors=True)
         if frame.descriptors:
             self._staging = map_received(frame.descriptors)
@@ -219,9 +198,6 @@ class AgentStream(FramedStream):
     def take_message(self, dtype: np.dtype[Any], count: int, *, sent: bool) -> Array:
         """Return the array of a message, sent or to be received, in memory of its own: the message may outlast the
         request.
-
-        Raises:
-            ProtocolError: see take_arrays.
         """
         nbytes = count * dtype.itemsize
         self._check_sizes(nbytes if sent else 0, 0 if sent else nbytes)

@@ -73,11 +73,7 @@ class Grant(NamedTuple):
     lease: str = ""
 
     def require(self, job: str) -> None:
-        """Check that the credential holds for a job.
-
-        Raises:
-            ForbiddenJobError: it does not.
-        """
+        """Raise ForbiddenJobError unless the credential holds for a job."""
         if self.job not in (None, job):
             raise ForbiddenJobError(
                 f"the credential given is that of job {self.job!r}, and the request is for job {job!r}: set "
@@ -86,11 +82,7 @@ class Grant(NamedTuple):
             )
 
     def require_lease(self, job: str, lease: str) -> None:
-        """Check that the credential holds for a lease of a job.
-
-        Raises:
-            ForbiddenJobError: it does not.
-        """
+        """Raise ForbiddenJobError unless the credential holds for a lease of a job."""
         self.require(job)
         if self.lease not in ("", lease):
             raise ForbiddenJobError(
@@ -249,11 +241,7 @@ def remedy(credential: str) -> str:
 
 
 def check_form(credential: str) -> str:
-    """Return a credential, unless it is an incomplete one of a job.
-
-    Raises:
-        ValueError: it is.
-    """
+    """Return a credential; raise ValueError for an incomplete one of a job."""
     if credential.startswith(_PREFIX) and not _TEXT.fullmatch(credential):
         raise ValueError(
             f"the token begins with {_PREFIX!r}, but is not complete: it must be all that 'rankmesh token --job' prints"

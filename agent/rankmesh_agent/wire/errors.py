@@ -1,43 +1,5 @@
 """All errors that RankMesh raises, in one tree.
 
-::
-
-    RuntimeError
-    └── DistError
-        ├── DistBackendError               a collective or point-to-point call failed
-        │   ├── CollectiveMismatchError    the ranks did not make the same call
-        │   ├── RankFailedError            a rank died or left while others waited for it
-        │   ├── CollectiveTimeoutError     a deadline passed (also a TimeoutError)
-        │   └── GroupAbortedError          the group was aborted earlier; make a new one
-        ├── DistNetworkError               a connection could not be made or kept
-        │   ├── AddressInUseError          another process listens at the address
-        │   ├── AuthenticationError        the peer does not know the job's token
-        │   │   └── ForbiddenJobError      the credential is that of another job
-        │   ├── ProtocolError              the peer does not speak this protocol or version
-        │   ├── GatewayUnreachableError    no gateway responds at the address (also a TimeoutError)
-        │   ├── JoinTimeoutError           not all ranks joined in time (also a TimeoutError)
-        │   ├── NoAgentsError              no standalone agent is registered at the gateway
-        │   ├── NoFreeAgentError           standalone agents are registered, but none is free
-        │   ├── RankTakenError             another live process holds this rank
-        │   ├── JobEndedError              all ranks of the job have left
-        │   ├── AgentTakenError            another client leases the standalone agent
-        │   ├── NotLeasedError             the standalone agent is free: it is in no job
-        │   ├── LeaseEndedError            the lease of a standalone agent has ended
-        │   └── WorldSizeMismatchError     the ranks disagree on the world size
-        └── DistStoreError                 a key-value store operation failed
-            ├── InvalidKeyError            a key is empty, too long or not text
-            ├── InvalidValueError          a value is too large, or not in its encoding
-            ├── KeyNotFoundError           the key has no value
-            ├── NotANumberError            the value is not a number to add to (also a ValueError)
-            ├── PreconditionFailedError    the key does not hold the expected value
-            ├── IdempotencyKeyReusedError  another request has used the idempotency key before
-            ├── StoreFullError             the store has as many keys or bytes as it may
-            ├── StoreLostError             the gateway does not have the job's keys and values any more
-            ├── QueueEmptyError            the queue is empty
-            ├── UnsupportedStoreError      the store does not support the operation (also a NotImplementedError)
-            └── StoreTimeoutError          keys did not appear before the deadline (also a TimeoutError)
-                └── StoreUnresponsiveError the owner did not respond (also a TimeoutError and DistNetworkError)
-
 The names DistError, DistBackendError, DistNetworkError, DistStoreError and QueueEmptyError are torch.distributed's.
 Each class defines its ``code`` (in frames and problem+json bodies) and its HTTP ``status``; the instances carry data
 beside the text.

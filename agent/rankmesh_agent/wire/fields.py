@@ -17,6 +17,8 @@ MAX_ADDRESSES = 64
 """Maximum number of addresses, or URLs, of one member or agent."""
 MAX_REASON = 4096
 """Maximum characters of a reason, and of a lease's holder."""
+MAX_SECONDS = 86_400.0
+"""Maximum of the timeouts that clients of HTTP give: a day."""
 MAX_INTEGER = (1 << 63) - 1
 
 Integer = Annotated[int, Meta(ge=-MAX_INTEGER - 1, le=MAX_INTEGER)]
@@ -40,6 +42,10 @@ Texts = Annotated[list[Text], Meta(max_length=MAX_ADDRESSES)]
 Integers = Annotated[list[Integer], Meta(max_length=MAX_ADDRESSES)]
 Rank = Annotated[int, Meta(ge=-1, le=MAX_WORLD_SIZE - 1)]
 """A rank, or -1 for an unassigned one."""
+Ranks = Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_WORLD_SIZE)]], Meta(min_length=1, max_length=MAX_WORLD_SIZE)]
+"""The members of a group."""
+Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS)]
+"""A timeout."""
 WorldSize = Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)]
 """The number of ranks of a world."""
 Epoch = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]

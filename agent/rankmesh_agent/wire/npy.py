@@ -80,11 +80,7 @@ def header_of(array: Array) -> bytes:
 
 
 def native_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the same element type in this machine's byte order.
-
-    Raises:
-        TypeError: arrays of the type cannot be communicated.
-    """
+    """Return the same element type in this machine's byte order; raise TypeError if it cannot be communicated."""
     native = dtype if dtype in _SUPPORTED else dtype.newbyteorder("=")
     if native not in _SUPPORTED:
         raise TypeError(f"arrays of dtype {dtype} cannot be communicated; supported are {', '.join(FROM_NAME)}")

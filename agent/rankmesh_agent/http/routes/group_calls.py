@@ -29,13 +29,12 @@ from rankmesh_agent.wire.errors import (
     DistError,
     GroupAbortedError,
 )
+from rankmesh_agent.wire.fields import MAX_SECONDS
 
 T = TypeVar("T")
 
 MAX_WAITERS = 64
 """Limit of the sends, and of the receives, that wait at a time, and of the groups that are being created."""
-MAX_SECONDS = 86_400.0
-"""Limit of the timeouts that clients give: a day."""
 
 
 class GroupNotFoundError(DistError):

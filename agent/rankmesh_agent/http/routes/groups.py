@@ -5,57 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 from http import HTTPStatus
-from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from starlette.requests import ClientDisconnect
 
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.http.application import NUMBER
 from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep, AgentStateDep, CurrentAgent
-from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, CallSlots, GroupDep, in_thread, until_disconnect
+from rankmesh_agent.http.routes.group_calls import CallSlots, GroupDep, in_thread, until_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.wire.errors import GroupAbortedError
-from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
-from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupRequest
+from rankmesh_agent.wire.schemas import AbortBody, AgentInfo, GroupInfo, GroupRequest
 
 router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(503))
 
-_MAX_REASON = 500
 _LIKE_AN_ID = re.compile("[0-9a-f]{16}")
-_Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE), NUMBER]]
-
-
-@dataclass
-class GroupBody:
-    """Create a group of some ranks of the job: every member's agent gets the same request.
-
-    Attributes:
-        ranks: global ranks of the members, by group rank.
-        name: its name, unique among the members' groups.
-        timeout: seconds to wait for the members, and the default of the group's calls; the world's if left out.
-        instance: random name of this very group, equal at all members. With it, a request can be repeated, and a group
-            that failed does not keep its successor from being created. Without it, the members count their attempts.
-    """
-
-    ranks: Annotated[_Ranks, Field(min_length=1, max_length=MAX_WORLD_SIZE)]
-    name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
-    timeout: Annotated[float, Field(gt=0, le=MAX_SECONDS), NUMBER] | None = None
-    instance: Annotated[str, Field(max_length=64)] = ""
-
-
-@dataclass
-class AbortBody:
-    """Abort a group at all members.
-
-    Attributes:
-        reason: the reason, for their errors.
-    """
-
-    reason: Annotated[str, Field(max_length=_MAX_REASON)] = ""
 
 
 @router.get("/info")
@@ -85,11 +49,10 @@ async def group(found: GroupDep) -> GroupInfo:
         **problems(409, 410, 422, 500, 504),
     },
 )
-async def make_group(body: GroupBody, request: Request, response: Response, agent: AgentDep) -> GroupInfo:
+async def make_group(body: GroupRequest, request: Request, response: Response, agent: AgentDep) -> GroupInfo:
     """Create a group at this rank; the response comes when all members' agents have had the request and have met."""
-    wanted = GroupRequest(body.ranks, body.name, body.timeout, body.instance)
-    _check(wanted, agent.info())
-    made, is_new = await _make(wanted, request, agent)
+    _check(body, agent.info())
+    made, is_new = await _make(body, request, agent)
     response.status_code = HTTPStatus.CREATED if is_new else HTTPStatus.OK
     if is_new:
         response.headers["Location"] = f"/v1/groups/{made.id:016x}"

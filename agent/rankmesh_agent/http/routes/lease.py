@@ -8,40 +8,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from starlette.requests import ClientDisconnect
 
-from rankmesh_agent.http.application import NUMBER
 from rankmesh_agent.http.routes.dependencies import BEARER, Leases, LeasesDep, grant_of
-from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, until_disconnect
+from rankmesh_agent.http.routes.group_calls import until_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import ForbiddenJobError, LeaseEndedError
-from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseTerms
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, Done, LeaseBody, LeaseState, LeaseTerms
 
 router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=problems(503))
-
-
-@dataclass
-class LeaseBody:
-    """Acquire the agent for a client that speaks HTTP.
-
-    Attributes:
-        world_size: ranks in the job.
-        rank: the rank; -1 to have one assigned.
-        job: the job.
-        timeout: seconds the join may take, and by default each operation.
-        idle: seconds without a request for the job after which the lease ends.
-        wait: seconds for which the response may be held back while the job's other ranks are missing.
-    """
-
-    world_size: Annotated[int, Field(ge=1, le=MAX_WORLD_SIZE), NUMBER]
-    rank: Annotated[int, Field(ge=UNASSIGNED, lt=MAX_WORLD_SIZE), NUMBER] = UNASSIGNED
-    job: Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"\S")] = "default"
-    timeout: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False), NUMBER] = 300.0
-    idle: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False), NUMBER] = 600.0
-    wait: Annotated[float, Field(ge=0, le=LONG_POLL_SECONDS, allow_inf_nan=False), NUMBER] = LONG_POLL_SECONDS
 
 
 @router.post(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from rankmesh_agent.wire.fields import Integer
+from msgspec import Meta
+
+from rankmesh_agent.wire.fields import Body, Integer, Ranks, Seconds
 
 MAX_IN_FLIGHT = 64
 """Maximum number of calls and messages in flight in the description of a group."""
@@ -161,18 +163,25 @@ class RankGroupInfo:
 
 
 @dataclass
-class GroupRequest:
-    """Create a group of some ranks of the job. All members' agents get equal requests, and respond when all have one.
+class GroupRequest(Body):
+    """Create a group of some ranks of the job: every member's agent gets the same request.
 
     Attributes:
         ranks: global ranks of the members, by group rank.
         name: its name, unique among the members' groups.
-        timeout: seconds to wait for the members, and the default of the group's calls; the world's timeout if omitted.
-        instance: random name of this creation, equal at all members: it makes a retry harmless, and a failed group does
-            not block its successor. If omitted, the members count their attempts.
+        timeout: seconds to wait for the members, and the default of the group's calls; the world's if left out.
+        instance: random name of this very group, equal at all members. With it, a request can be repeated, and a group
+            that failed does not keep its successor from being created. Without it, the members count their attempts.
     """
 
-    ranks: list[int]
-    name: str
-    timeout: float | None = None
-    instance: str = ""
+    ranks: Ranks
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)", max_length=64)]
+    timeout: Seconds | None = None
+    instance: Annotated[str, Meta(max_length=64)] = ""
+
+
+@dataclass
+class AbortBody(Body):
+    """Abort a group at all members, for a ``reason``, which their errors have."""
+
+    reason: Annotated[str, Meta(max_length=500)] = ""

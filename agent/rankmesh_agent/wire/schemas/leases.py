@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from rankmesh_agent.wire.fields import MAX_ADDRESSES, MAX_REASON, Body, Integer, Name, Rank, Text, WorldSize
+from rankmesh_agent.wire.fields import MAX_ADDRESSES, MAX_REASON, Body, Integer, Name, Rank, Seconds, Text, WorldSize
+from rankmesh_agent.wire.schemas.job import LONG_POLL_SECONDS, UNASSIGNED
 
 OFFER_SECONDS = 5.0
 """Seconds for which the gateway offers a free agent to one client only."""
@@ -39,6 +40,27 @@ class LeaseState:
 
     lease: Lease
     state: Literal["joining", "joined"]
+
+
+@dataclass
+class LeaseBody(Body):
+    """Acquire the agent for a client that speaks HTTP.
+
+    Attributes:
+        world_size: ranks in the job.
+        rank: the rank; -1 to have one assigned.
+        job: the job.
+        timeout: seconds the join may take, and by default each operation.
+        idle: seconds without a request for the job after which the lease ends.
+        wait: seconds for which the response may be held back while the job's other ranks are missing.
+    """
+
+    world_size: WorldSize
+    rank: Rank = UNASSIGNED
+    job: Name = "default"
+    timeout: Seconds = 300.0
+    idle: Seconds = 600.0
+    wait: Annotated[float, Meta(ge=0, le=LONG_POLL_SECONDS)] = LONG_POLL_SECONDS
 
 
 @dataclass
