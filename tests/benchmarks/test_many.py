@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(("name", "ranks", "shared"), [("rankmesh-shm", 24, 150 * MIB), ("rankmesh-tcp", 40, MIB)])
+@pytest.mark.parametrize(("name", "ranks", "shared"), [("rankmesh-shm", 16, 150 * MIB), ("rankmesh-tcp", 24, MIB)])
 def test_a_rank_of_many_takes_few_descriptors_and_little_shared_memory(name: str, ranks: int, shared: int) -> None:
     """It is connected to the ranks that it needs, not to all: to those of the half group if one of them is late."""
 

@@ -78,7 +78,7 @@ def reduce_until_a_rank_is_stopped(me: Me, count: int) -> None:
 def test_a_stopped_rank_is_blamed_and_no_other(worlds, over) -> None:
     with contextlib.ExitStack() as stack:
         waiting = []
-        for medium, count in (("shm", 1), ("shm", 1_000_000), ("tcp", 1_000_000), ("aabb", 1)):
+        for medium, count in (("shm", 1_000_000), ("aabb", 1)):
             ranks = worlds(f"{medium}-{count}")
             started = ranks.start(reduce_until_a_rank_is_stopped, 4, env=over(medium), count=count)
             ranks.wait_for(*(f"going-{rank}" for rank in range(4)))
@@ -163,7 +163,7 @@ def wait_for_a_rank_that_makes_a_group(me: Me) -> None:
 
 
 def test_a_rank_that_is_missing_in_a_new_group_is_blamed_by_others(run) -> None:
-    for medium, started in run(wait_for_a_rank_that_makes_a_group, 4, ["shm", "tcp", "aabb"]).items():
+    for medium, started in run(wait_for_a_rank_that_makes_a_group, 4, ["tcp"]).items():
         for rank in started[:3]:
             assert rank.reported["ranks"] == [3], (medium, rank.reported)
 
@@ -185,7 +185,7 @@ def leave_after_a_timeout(me: Me) -> None:
 
 
 def test_a_rank_that_leaves_after_the_timeout_of_a_message_is_not_blamed(run) -> None:
-    for medium, started in run(leave_after_a_timeout, 3, ["shm", "tcp"]).items():
+    for medium, started in run(leave_after_a_timeout, 3, ["shm"]).items():
         assert started[1].reported["ranks"] == [0], (medium, started[1].reported)
         assert started[2].reported["ranks"] == [0], (medium, started[2].reported)
         assert "because of it rank 1 (" in started[2].reported["text"]

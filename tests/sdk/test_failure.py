@@ -41,7 +41,7 @@ def reduce_until_killed(me: Me) -> None:
     me.report(**me.attempt(reduce_for_ever, 400_000 if me.size == 4 else 1000))
 
 
-@pytest.mark.parametrize(("medium", "size", "victim"), [("shm", 3, 1), ("tcp", 4, 1), ("aabb", 4, 1), ("aabb", 4, 2)])
+@pytest.mark.parametrize(("medium", "size", "victim"), [("shm", 3, 1), ("tcp", 3, 1), ("aabb", 4, 2)])
 def test_a_rank_that_is_killed_is_named_at_all_others_soon(
     ranks: Ranks, over: Callable, medium: str, size: int, victim: int
 ) -> None:
@@ -110,8 +110,7 @@ def test_an_uncaught_exception_is_told_to_the_others(ranks: Ranks) -> None:
         assert "ValueError: no such file: weights.npy" in rank.reported["text"]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@on_ranks(4, env={"RANKMESH_TRANSPORT": "{transport}"})
+@on_ranks(3)
 def test_a_script_that_just_ends_ends_quietly(me: Me) -> None:
     me.init()
     array = np.ones(100_000)
@@ -137,8 +136,7 @@ def test_what_was_sent_arrives_although_its_sender_has_left(me: Me) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@on_ranks(2, env={"RANKMESH_TRANSPORT": "{transport}"})
+@on_ranks(2, env={"RANKMESH_TRANSPORT": "tcp"})
 def test_a_forked_child_that_ends_does_not_say_goodbye_for_its_parent(me: Me) -> None:
     me.init()
     dist.barrier()
@@ -219,8 +217,7 @@ def end_because_of_a_death(me: Me, how: str) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("how", ["raise", "destroy"])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("transport", "how"), [("tcp", "raise"), ("shm", "destroy")])
 def test_the_first_failure_is_named_by_those_who_wait_for_its_victims(ranks: Ranks, transport: str, how: str) -> None:
     started = ranks.start(end_because_of_a_death, 4, how=how, env={"RANKMESH_TRANSPORT": transport})
     ranks.wait_for(*(f"going-{rank}" for rank in range(4)))
@@ -256,9 +253,8 @@ def end_because_of_a_misfit(me: Me) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_errors_name_the_rank_that_has_left_and_not_one_whose_message_did_not_fit(ranks: Ranks, transport: str) -> None:
-    started = ranks.start(end_because_of_a_misfit, 3, env={"RANKMESH_TRANSPORT": transport})
+def test_errors_name_the_rank_that_has_left_and_not_one_whose_message_did_not_fit(ranks: Ranks) -> None:
+    started = ranks.start(end_because_of_a_misfit, 3, env={"RANKMESH_TRANSPORT": "tcp"})
     ranks.wait(started)
     assert [rank.code for rank in started] == [0, 1, 0], ranks.transcript()
     assert started[1].reported["ranks"] == []
@@ -298,7 +294,7 @@ def test_a_receive_that_expires_is_told_by_a_rank_that_leaves_after_it(ranks: Ra
         assert " left (after CollectiveTimeoutError: recv from rank 2 (tag 0) in " in started[1].reported["text"]
 
 
-def end_in_spawn(index: int, folder: str, how: str) -> None:
+def end_in_spawn(index: int, folder: str) -> None:
     me = Me(index, 2, folder)
     me.init()
     dist.barrier()
@@ -306,24 +302,14 @@ def end_in_spawn(index: int, folder: str, how: str) -> None:
         reported = me.attempt(dist.recv, np.zeros(1), 0)
         Path(folder, "reported").write_text(reported["text"])
         dist.destroy_process_group()
-    elif how == "raise":
-        raise ValueError("no such file")
-    elif how == "exit":
+    else:
         raise SystemExit(3)
 
 
-@pytest.mark.parametrize(
-    ("how", "reported"),
-    [
-        ("raise", "it ended with ValueError: no such file"),
-        ("exit", "it exited with status 3 without destroy_process_group"),
-        ("return", "it exited without destroy_process_group"),
-    ],
-)
-def test_a_process_of_spawn_is_named_with_how_it_ended(tmp_path: Path, how: str, reported: str) -> None:
-    context = start_processes(end_in_spawn, (str(tmp_path), how), 2, join=False)
+def test_a_process_of_spawn_is_named_with_how_it_ended(tmp_path: Path) -> None:
+    context = start_processes(end_in_spawn, (str(tmp_path),), 2, join=False)
     assert context is not None
     with contextlib.suppress(ProcessException):
         while not context.join(grace_period=SOON):
             pass
-    assert f") left ({reported}) " in (tmp_path / "reported").read_text()
+    assert ") left (it exited with status 3 without destroy_process_group) " in (tmp_path / "reported").read_text()

@@ -1,6 +1,6 @@
 """Forked children of a rank: one that makes no call is as without RankMesh, one that does gets an error or starts anew.
 
-RANKMESH_TEST_FORKS sets the number of children of the busy rank, 40 by default: two of each kind and transport.
+RANKMESH_TEST_FORKS sets the number of children of the busy rank, 20 by default: one of each kind and transport.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import rankmesh as dist
 from rankmesh._session.session import current
 from rankmesh_agent.net import fork
 
-FORKS = int(os.environ.get("RANKMESH_TEST_FORKS", "40"))
+FORKS = int(os.environ.get("RANKMESH_TEST_FORKS", "20"))
 TRANSPORTS = ("shm", "tcp")
 _BATCH = 4
 _CHILD_SECONDS = 60.0

@@ -67,7 +67,6 @@ def make_every_call(me: Me) -> None:
     [
         ("aabb", {}, "shm+tcp"),
         ("abcab", {}, "shm+tcp"),
-        ("aabb", {"RANKMESH_TRANSPORT": "tcp"}, "tcp"),
         ("abc", {}, "tcp"),
     ],
 )

@@ -43,15 +43,12 @@ def failed(me, caught, rank):
 
 
 CALLS = {
-    "get": lambda store: store.get("missing"),
     "wait": lambda store: store.wait(["there", "missing"], 170.0),
-    "multi_get": lambda store: store.multi_get(["there", "missing"]),
     "queue_pop": lambda store: store.queue_pop("missing"),
-    "prefix": lambda store: dist.PrefixStore("p", dist.PrefixStore("q", store)).wait(["a", "p/q/missing"]),
 }
 
 
-@pytest.mark.parametrize("call", ["get", "wait", "multi_get", "queue_pop"])
+@pytest.mark.parametrize("call", ["wait", "queue_pop"])
 @on_ranks(3, run=survivors_run)
 def test_a_wait_ends_with_the_death_of_a_rank(me, call):
     me.init(timeout=170.0)

@@ -66,9 +66,7 @@ def test_four_processes_share_stores(ranks):
     assert not (ranks.folder / "store").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "call"), [("tcp master", "get"), ("tcp client", "pop"), ("hash", "wait"), ("file", "get")]
-)
+@pytest.mark.parametrize(("kind", "call"), [("tcp master", "get"), ("tcp client", "pop"), ("file", "get")])
 @on_ranks(1)
 def test_ctrl_c_ends_a_wait(me, kind, call):
     """After it the store works, and nothing is left of the wait."""
@@ -77,12 +75,11 @@ def test_ctrl_c_ends_a_wait(me, kind, call):
         "tcp master": lambda: master,
         "tcp client": lambda: dist.TCPStore("127.0.0.1", master.port),
         "file": lambda: dist.FileStore(f"{me.folder}/store", 1),
-        "hash": dist.HashStore,
     }
     store = stores[kind]()
     store.set("warm", "up")
     store.set_timeout(3600)
-    calls = {"get": (store.get, "k"), "wait": (store.wait, ["k"]), "pop": (store.queue_pop, "q")}
+    calls = {"get": (store.get, "k"), "pop": (store.queue_pop, "q")}
     me.interrupt_when_waiting()
     assert me.attempt(*calls[call])["error"] == "KeyboardInterrupt"
     store.set("k", "v")

@@ -244,7 +244,7 @@ def meet(me: Me) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("hosting", ["embedded", "attached", "mixed"])
+@pytest.mark.parametrize("hosting", ["mixed"])
 def test_ranks_with_the_jobs_credential_alone_are_a_job(ranks: Ranks, hosting: str):
     """At a gateway and standalone agents that have the token; of mixed ranks one has the token itself."""
 

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import re
+import runpy
 import socket
 from pathlib import Path
 
+from support.me import Me
+
 _PAGE = Path(__file__).parents[2] / "docs/diagnose.md"
+
+
+SCRIPT = "train_loop.py"
+
+
+def run_script(me: Me) -> None:
+    """Be a rank that runs the script in the test's folder."""
+    runpy.run_path(str(me.folder / SCRIPT), run_name="__main__")
 
 
 def page_rows() -> dict[str, str]:

@@ -23,7 +23,7 @@ from rankmesh_agent.wire.ops import ReduceOp
 Array = np.ndarray[Any, Any]
 Fold = Callable[[ReduceOp, Sequence[Array]], Array]
 
-SIZES = (2, 3, 4, 7, 8)
+SIZES = (2, 7, 8)
 LENGTHS = (0, 1, 7, 1000, SMALL // 8, 300_001)
 """Empty, fewer than ranks, odd; the most that rides along as float64; several pieces."""
 

@@ -23,7 +23,7 @@ LAYOUT = "aabbacb"
 """Hosts whose ranks are not in a row, one of a single rank."""
 SIZE = len(LAYOUT)
 LEADERS = {0, 2, 5}
-every_odd = pytest.mark.parametrize("odd", [0, 1, 3, 5, 6])
+every_odd = pytest.mark.parametrize("odd", [0, 3, 5])
 
 
 @pytest.fixture(scope="module")

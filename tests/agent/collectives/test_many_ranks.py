@@ -86,7 +86,7 @@ COUNTED = ("barrier", "all_reduce", "broadcast", "reduce", "gather", "all_gather
 
 
 @pytest.mark.parametrize(
-    ("size", "shares_cores"), [(16, False), (16, True), (64, False), (64, True), (256, True)], ids=world_name
+    ("size", "shares_cores"), [(16, False), (64, True)], ids=world_name
 )
 def test_the_busiest_rank_sends_few_frames(size: int, shares_cores: bool) -> None:
     ranks = MemoryWorld(size, shares_cores=shares_cores)
@@ -111,8 +111,8 @@ def check(ranks: MemoryWorld, name: str, count: int, dtype: np.dtype[Any], op: R
             assert array.tobytes() == right.tobytes(), (name, count, dtype, op, rank, place, array[:5], right[:5])
 
 
-SIZES = ((3, False), (5, True), (6, True), (7, False), (12, False), (12, True), (33, True))
-COUNTS = (0, 1, 7, 500, 20_000)
+SIZES = ((3, False), (6, True), (7, False), (12, True), (33, True))
+COUNTS = (0, 7, 20_000)
 TYPES = (("f4", ReduceOp.SUM), ("f2", ReduceOp.AVG), ("i1", ReduceOp.AVG), ("i4", ReduceOp.MAX))
 
 
@@ -129,7 +129,7 @@ def test_results(name: str, size: int, shares_cores: bool) -> None:
                 check(ranks, name, count, np.dtype(dtype), op)
 
 
-@pytest.mark.parametrize("size", range(2, 10))
+@pytest.mark.parametrize("size", [2, 5, 8, 9])
 def test_a_long_array_follows_a_tree_in_chunks_where_ranks_share_cores(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,7 @@ BAD = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_clients(name: str, value: str) -> None:
-    for command in CLIENTS:
+    for command in CLIENTS if name in ("RANK", "RANKMESH_TLS_CA") else CLIENTS[:1]:
         code, stdout, stderr = here(*command, **{name: value})
         assert (code, stdout) == (2, ""), (command, stderr)
         assert (stderr[:10], stderr.count("\n")) == ("rankmesh: ", 1), (command, stderr)
@@ -137,9 +137,8 @@ def test_an_untrusted_certificate(tls_server: str, tmp_path: Path, ours: bool) -
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("command", SERVERS, ids=lambda words: words[0])
-def test_servers(command: list[str], tmp_path: Path) -> None:
-    for name in ("RANKMESH_TOKEN_FILE", "RANKMESH_TLS", "RANKMESH_TLS_CA"):
+def test_servers(tmp_path: Path) -> None:
+    for name, command in zip(("RANKMESH_TOKEN_FILE", "RANKMESH_TLS", "RANKMESH_TLS_CA"), SERVERS, strict=True):
         done = subprocess.run(
             [*COMMAND, *command],
             env=environment(**{name: BAD[name][0]}),

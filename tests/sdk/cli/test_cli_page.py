@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.command import Done, Job, environment, until_it_fits
+from support.command import Done, Job, environment, here, until_it_fits
 
 from rankmesh._cli import exit_codes
 
@@ -100,12 +100,8 @@ def test_every_exit_code_is_on_the_page():
 
 
 @pytest.mark.parametrize("words", [[], ["status"], ["groups"], ["store"], ["store", "set"], ["doctor"]], ids=" ".join)
-def test_h_shows_the_help_in_the_users_words(words: list[str], folder: Path):
-    short, long = (
-        subprocess.run(
-            [folder / "rankmesh", *words, flag], capture_output=True, text=True, timeout=60, check=True
-        ).stdout
-        for flag in ("-h", "--help")
-    )
+def test_h_shows_the_help_in_the_users_words(words: list[str]):
+    short, long = (here(*words, flag) for flag in ("-h", "--help"))
+    assert (short.code, short.stderr) == (0, "")
     assert short == long
-    assert not re.search(r"<(float|bool|int|list|dir)|\[\[|\.\.\.$", short)
+    assert not re.search(r"<(float|bool|int|list|dir)|\[\[|\.\.\.$", short.stdout)

@@ -6,9 +6,7 @@ The page's table is this test's: 'PYTHONPATH=tests python -m sdk.cli.test_diagno
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
 import socket
 import tempfile
 import textwrap
@@ -17,11 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support import hosting
 from support.command import Done, Job, here, until_it_fits
-from support.diagnose_page import normalized, page_rows, row_of
+from support.diagnose_page import SCRIPT as NAME
+from support.diagnose_page import normalized, page_rows, row_of, run_script
 from support.processes import Ranks, free_port, wait_until
 
-TOKEN = "a secret of the test"
 SCRIPT = """\
 import ctypes, os, queue, signal, time
 import numpy as np
@@ -149,36 +148,37 @@ class StuckJob:
     """A job of four ranks that gets stuck."""
 
     def __init__(self, ranks: Ranks, stuck: Stuck) -> None:
-        self.script = ranks.folder / "train_loop.py"
+        self.ranks = ranks
+        self.script = ranks.folder / NAME
         self.script.write_text(stuck.script)
-        self.port = free_port()
-        arguments = ["-m", "rankmesh.run", "--nproc-per-node", "4", "--master-port", str(self.port), str(self.script)]
-        self.launcher = ranks.command(*arguments, name="launcher", RANKMESH_TOKEN=TOKEN)
+        self.place = {
+            "RANKMESH_GATEWAY": hosting.cluster({}, 0, "gateway").url,
+            "RANKMESH_HOSTING": "embedded",
+            "WORLD_SIZE": "4",
+        }
+        self.started = ranks.start(run_script, 4, env=lambda rank: {**self.place, "RANK": str(rank)})
 
     def run(self, *arguments: str) -> Done:
         """Run a command about the job."""
-        return here(*arguments, RANKMESH_GATEWAY=f"http://127.0.0.1:{self.port}", RANKMESH_TOKEN=TOKEN)
+        return here(*arguments, "--job", self.ranks.job, RANKMESH_GATEWAY=self.place["RANKMESH_GATEWAY"])
 
     def finding(self, kind: str, waiting: list[int]) -> dict[str, Any]:
         """Return the only finding, once it is of a kind and these ranks wait."""
 
         def look() -> dict[str, Any] | None:
-            assert self.launcher.code is None, self.launcher
+            assert all(rank.code is None for rank in self.started), self.ranks.transcript()
             done = self.run("diagnose", "--json")
             found = done.document["findings"] if done.stdout else []
-            assert done.code == (3 if not done.stdout else 0 if done.document["ok"] else 1), done
+            assert done.code in (0, 1), done
             settled = len(found) == 1 and found[0]["kind"] == kind and found[0]["waiting"] == waiting
             return found[0] if settled and found[0]["seconds"] >= 1 else None
 
         return wait_until(look, f"{kind}: {self.run('diagnose')}", 60.0)
 
     def end(self) -> None:
-        done = self.run("diagnose", "--json")
-        for each in done.document["ranks"] if done.stdout else []:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each["pid"], signal.SIGKILL)  # a stopped one, or one that holds the lock, hears nothing else
-        self.launcher.kill(signal.SIGTERM)
-        self.launcher.process.wait(60)
+        for rank in self.started:
+            rank.kill()  # a stopped one, or one that holds the lock, hears nothing else
+        self.ranks.wait(self.started)
 
 
 @contextlib.contextmanager

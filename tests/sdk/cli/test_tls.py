@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from cryptography import x509
+from support.command import Done, here
 
 
-def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = "import sys; from rankmesh.cli import main; sys.argv[0] = 'rankmesh'; main()"
-    return subprocess.run(
-        [sys.executable, "-c", program, "tls", "make", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def make(*arguments: str) -> Done:
+    return here("tls", "make", *arguments)
 
 
 def test_each_host_gets_a_certificate_with_its_names(tmp_path):
     made = make(str(tmp_path), "--host", "node1,10.0.0.5,fe80::1", "--host", "node2", "--days", "30")
-    assert made.returncode == 0, made.stderr
+    assert made.code == 0, made.stderr
     assert f"export RANKMESH_TLS_CERT={tmp_path}/node2.pem" in made.stdout
     found = x509.load_pem_x509_certificate((tmp_path / "node1.pem").read_bytes())
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -34,7 +25,7 @@ def test_each_host_gets_a_certificate_with_its_names(tmp_path):
 
 
 def test_only_the_owner_can_read_the_keys(tmp_path):
-    assert make(str(tmp_path / "new"), "--host", "node1").returncode == 0
+    assert make(str(tmp_path / "new"), "--host", "node1").code == 0
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()}
     assert modes == {"ca.pem": 0o644, "ca-key.pem": 0o600, "node1.pem": 0o644, "node1-key.pem": 0o600}
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
@@ -43,7 +34,7 @@ def test_only_the_owner_can_read_the_keys(tmp_path):
 def test_a_host_that_is_added_later_has_the_same_authority(tmp_path):
     make(str(tmp_path), "--host", "node1")
     before = (tmp_path / "ca.pem").read_bytes()
-    assert make(str(tmp_path), "--host", "node2").returncode == 0
+    assert make(str(tmp_path), "--host", "node2").code == 0
     assert (tmp_path / "ca.pem").read_bytes() == before
     authority = x509.load_pem_x509_certificate(before)
     x509.load_pem_x509_certificate((tmp_path / "node2.pem").read_bytes()).verify_directly_issued_by(authority)
@@ -52,5 +43,5 @@ def test_a_host_that_is_added_later_has_the_same_authority(tmp_path):
 @pytest.mark.parametrize("host", ["../node", "", "a b", "ca"])
 def test_what_is_no_host(tmp_path, host):
     made = make(str(tmp_path), "--host", host)
-    assert made.returncode == 2
+    assert made.code == 2
     assert made.stderr.startswith("rankmesh: ")

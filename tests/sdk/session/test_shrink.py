@@ -75,8 +75,7 @@ def check_world(me: Me, ranks: list[int]) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@on_ranks(5, env={"RANKMESH_TRANSPORT": "{transport}"})
+@on_ranks(5, env={"RANKMESH_TRANSPORT": "shm"})
 def test_groups_shrink_and_their_ranks_are_numbered_anew(me: Me) -> None:
     me.init()
     pair = dist.new_group([0, 3])
@@ -151,9 +150,8 @@ def shrink_after_a_death(me: Me) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_survivors_shrink_the_world_by_what_the_error_names_and_go_on(ranks: Ranks, transport: str) -> None:
-    started = ranks.start(shrink_after_a_death, 4, env={"RANKMESH_TRANSPORT": transport})
+def test_survivors_shrink_the_world_by_what_the_error_names_and_go_on(ranks: Ranks) -> None:
+    started = ranks.start(shrink_after_a_death, 4, env={"RANKMESH_TRANSPORT": "tcp"})
     alive = [0, 1, 2, 3]
     for dying in (1, 2):
         ranks.wait_for(*(f"going-{len(alive)}-{rank}" for rank in alive))
@@ -220,17 +218,15 @@ def shrink_while_others_wait(me: Me) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_who_waits_elsewhere_for_a_rank_that_shrinks_gets_the_first_failure(ranks: Ranks, transport: str) -> None:
-    started = ranks.start(shrink_while_others_wait, 4, env={"RANKMESH_TRANSPORT": transport})
+def test_who_waits_elsewhere_for_a_rank_that_shrinks_gets_the_first_failure(ranks: Ranks) -> None:
+    started = ranks.start(shrink_while_others_wait, 4, env={"RANKMESH_TRANSPORT": "shm"})
     ranks.wait_for(*(f"going-{rank}" for rank in range(4)))
     killed = started[3].kill()
     ranks.succeed(started[:3])
     assert all(rank.reported["at"] - killed < SOON for rank in started[:3])
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@on_ranks(4, env={"RANKMESH_TRANSPORT": "{transport}"})
+@on_ranks(4, env={"RANKMESH_TRANSPORT": "tcp"})
 def test_who_waits_for_a_rank_that_shrinks_a_healthy_world_is_informed(me: Me) -> None:
     me.init(timeout=LONG)
     pair = dist.new_group([0, 1])
@@ -250,8 +246,7 @@ def test_who_waits_for_a_rank_that_shrinks_a_healthy_world_is_informed(me: Me) -
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "shm"})
 def test_who_waits_for_a_rank_that_has_destroyed_the_group_is_informed(me: Me) -> None:
     me.init(timeout=LONG)
     trio = dist.new_group([0, 1, 2])
