@@ -1,18 +1,21 @@
 """Generator of docs/api.md, the table of torch.distributed's names in rankmesh; ``make docs`` runs it.
 
-It checks that a name exists, and takes torch's arguments in torch's order. The tables below have the differences in
-meaning, and the reasons for missing names. A missing name without a reason is an error.
+It checks that each name of torch.distributed, and each attribute of its classes, exists, and takes torch's arguments in
+torch's order. The tables below have the differences in meaning, and the reasons for missing names. A missing name
+without a reason is an error.
 """
 
 from __future__ import annotations
 
+import enum
 import importlib
 import inspect
 import sys
+import textwrap
 import types
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 PAGE = Path(__file__).with_name("api.md")
 
@@ -41,26 +44,18 @@ BESIDE = {
 }
 """Names on the reference pages outside torch.distributed, with their names here and their differences."""
 
-CLASSES = {
-    "Store": "append check clone has_extended_api list_keys multi_get multi_set queue_len queue_pop queue_push timeout",
-    "TCPStore": "host port",
-    "FileStore": "path",
-    "PrefixStore": "underlying_store",
-    "Work": "block_current_stream exception get_future_result is_success result source_rank synchronize",
-    "ProcessGroup": "group_desc group_name name rank size",
-}
-"""Attributes of torch 2.13's classes that scripts may use, beyond the reference pages."""
-
 OURS = {
     "batch": "torch's coalescing manager, public: the collectives of the block run as one batch",
     "all_gather_v": "all_gather of arrays that may differ in size",
     "reduce_scatter_v": "reduce_scatter of arrays that may differ in size",
+    "functional": "collectives that return their result: all_reduce, broadcast, all_gather_single, …",
     "empty": "an array in memory that the group's ranks share; collectives on it need no copies",
     "all_to_all_object": "all_to_all of Python objects",
     "nn.GradientBucketer": "bucketed, overlapped gradient averaging for NumPy training loops",
 }
 """Names that torch does not have."""
 
+_OBJECTS = "without a token, or with `RANKMESH_PICKLE=never`: plain data and arrays alone"
 DIFFERS = {
     "all_reduce": "every dtype; sparse and expanded tensors raise: pass `.to_dense()`, or a copy",
     "all_gather_coalesced": "returns a Batch",
@@ -75,6 +70,11 @@ DIFFERS = {
     "split_group": "works on every transport; only members need to call",
     "shrink_group": "works on every transport; also after a rank died",
     "reduce": "leaves the other ranks' tensors unchanged; every operation",
+    "ProcessGroup.bound_device_id": "None: each array is on a known GPU",
+    "ProcessGroup.group_desc": "`undefined` for the default group, too",
+    "ProcessGroup.group_name": "`world` for the default group",
+    "ProcessGroup.name": "as get_backend",
+    "ReduceOp": "an enumeration of integers; torch's own is taken, too",
     "ReduceOp.AVG": "on every dtype but bool; integers exactly, rounded towards zero",
     "ReduceOp.PREMUL_SUM": "called with its factor: `ReduceOp.PREMUL_SUM(0.5)`",
     "supports_complex": "True for PRODUCT as well",
@@ -84,45 +84,69 @@ DIFFERS = {
     "Work.get_future": "also of point-to-point messages",
     "recv": "a size mismatch raises on both sides; of a short message it ends the group",
     "send": "a size mismatch raises on both sides; of a short message it ends the group",
+    "all_gather_object": _OBJECTS,
+    "broadcast_object_list": _OBJECTS,
+    "gather_object": _OBJECTS,
+    "recv_object_list": _OBJECTS,
+    "scatter_object_list": _OBJECTS,
+    "send_object_list": _OBJECTS,
 }
 """Differences of a name, beyond more arguments."""
 
-_OPTIONS = "an argument of the methods of torch's C++ process groups, which the functions make unnecessary"
-_DDP = "part of torch's DistributedDataParallel"
-NOT_HERE = {
-    "AllToAllOptions": _OPTIONS,
-    "AllreduceCoalescedOptions": _OPTIONS,
-    "AllreduceOptions": _OPTIONS,
-    "BarrierOptions": _OPTIONS,
-    "BroadcastOptions": _OPTIONS,
-    "GatherOptions": _OPTIONS,
-    "ReduceOptions": _OPTIONS,
-    "ReduceScatterOptions": _OPTIONS,
-    "ScatterOptions": _OPTIONS,
-    "BackendConfig": "get_backend_config() returns the same as text",
-    "ProcessGroupGloo": "a C++ class of torch's",
-    "BuiltinCommHookType": _DDP,
-    "GradBucket": _DDP,
-    "Reducer": _DDP,
-    "Logger": _DDP,
-    "DeviceMesh": "torch's own works over a torch process group; rows and columns: new_subgroups_by_enumeration",
-    "init_device_mesh": "see DeviceMesh",
-    "GroupName": "a type annotation of torch's",
-    "RankType": "a type annotation of torch's",
-    "record_comm": "part of torch's profiler",
+_REASONS = {
+    "arguments of the methods of torch's C++ process groups": """AllreduceCoalescedOptions AllreduceOptions
+        AllToAllOptions BarrierOptions BroadcastOptions GatherOptions ReduceOptions ReduceScatterOptions
+        ScatterOptions""",
+    "methods of torch's C++ process groups: the functions take `group=`": """ProcessGroup.all_gather_single
+        ProcessGroup.all_gather_single_coalesced ProcessGroup.all_to_all_single ProcessGroup.allgather
+        ProcessGroup.allgather_coalesced ProcessGroup.allgather_into_tensor_coalesced ProcessGroup.allreduce
+        ProcessGroup.allreduce_coalesced ProcessGroup.alltoall ProcessGroup.alltoall_base ProcessGroup.barrier
+        ProcessGroup.broadcast ProcessGroup.gather ProcessGroup.monitored_barrier ProcessGroup.recv
+        ProcessGroup.recv_anysource ProcessGroup.reduce ProcessGroup.reduce_scatter ProcessGroup.reduce_scatter_single
+        ProcessGroup.reduce_scatter_single_coalesced ProcessGroup.reduce_scatter_tensor_coalesced ProcessGroup.scatter
+        ProcessGroup.send ProcessGroup.split_group""",
+    "destroy_process_group(group)": "ProcessGroup.shutdown",
+    "get_default_store()": "ProcessGroup.get_group_store",
+    "new_group() of ranks of one job; for another job, init_process_group()": "ProcessGroup.merge_remote_group",
+    "each array names its device": """Backend.backend_capability Backend.backend_type_map
+        Backend.default_device_backend_map ProcessGroup.use_pg_for_symm_mem_rendezvous""",
+    "get_backend() and get_backend_config() return the same as text": """BackendConfig ProcessGroup.BackendType
+        ProcessGroup.CUSTOM ProcessGroup.GLOO ProcessGroup.MPI ProcessGroup.NCCL ProcessGroup.UCC
+        ProcessGroup.UNDEFINED ProcessGroup.XCCL""",
+    "C++ classes of torch's, and their parts": "ProcessGroupGloo ReduceOp.RedOpType ReduceOp.op TCPStore.libuvBackend",
+    "`ReduceOp.PREMUL_SUM(0.5).factor`": "ReduceOp.factor",
+    "for torch's compiler, and its tests": """Backend.FAKE ProcessGroup.boxed ProcessGroup.unbox Work.boxed
+        Work.unbox""",
+    "parts of torch's DistributedDataParallel": "BuiltinCommHookType GradBucket Logger Reducer",
+    "torch's own works over a torch process group; rows and columns: new_subgroups_by_enumeration": """DeviceMesh
+        init_device_mesh""",
+    "type annotations of torch's": "GroupName RankType",
+    "part of torch's profiler": "record_comm",
 }
+NOT_HERE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Reasons for missing names."""
 
-_IMPORTED = frozenset({"log", "timedelta"})
-"""Names in torch.distributed that are imports, besides modules."""
+RAISES = {
+    "all_reduce(x, op=ReduceOp.BAND)": ("RuntimeError", "TypeError"),
+    "all_reduce(x + 1j, op=ReduceOp.MAX)": ("ValueError", "TypeError"),
+    "all_reduce(x.expand(3, 4))": ("", "ValueError"),
+    "all_gather([], x)": ("RuntimeError", "ValueError"),
+    "all_gather([x[:2]], x)": ("RuntimeError", "ValueError"),
+    "all_to_all_single(x, x, [3])": ("RuntimeError", "ValueError"),
+    "batch_isend_irecv([])": ("IndexError", "ValueError"),
+    "batch_isend_irecv([1])": ("ValueError", "TypeError"),
+    "broadcast(x, src=5)": ("RuntimeError", "ValueError"),
+    "broadcast_object_list([], src=0)": ("ValueError", ""),
+    "destroy_process_group(1)": ("ValueError", "TypeError"),
+    "get_group_rank(group.WORLD, 5)": ("", "ValueError"),
+    "get_process_group_ranks(1)": ("KeyError", "TypeError"),
+    "new_group(backend='nothing')": ("AssertionError", "ValueError"),
+    "split_group(split_ranks=[[5]])": ("RuntimeError", "ValueError"),
+}
+"""Wrong calls in a world of one whose exceptions differ: torch's over gloo, and ours."""
 
-
-class Row(NamedTuple):
-    """A line of the table."""
-
-    name: str
-    state: str
-    remark: str
+_IMPORTED = frozenset({"log", "timedelta", "Backend.RANKMESH"})
+"""Names in torch.distributed that are imports, besides modules, or that RankMesh has registered."""
 
 
 _ABSENT = object()
@@ -132,6 +156,8 @@ def find(name: str) -> Any:
     """Return the object of a dotted name in rankmesh, _ABSENT if it does not exist."""
     found: Any = importlib.import_module("rankmesh")
     for part in name.split("."):
+        if isinstance(found, enum.EnumType):
+            found = next(iter(found))  # name and value are attributes of the members alone
         try:
             found = getattr(found, part)
         except AttributeError:
@@ -153,22 +179,21 @@ def parameters(function: Any) -> list[str] | None:
     return [name for name in found if not name.startswith("_")]  # torch's own affairs
 
 
-def compare(name: str, theirs: Any) -> Row:
-    """Return the row of a name that torch has.
+def compare(name: str, theirs: Any) -> str:
+    """Return whether a name that torch has is ``done``, ``differs`` or is ``not here``.
 
     Raises:
         SystemExit: it is neither there nor explained, or takes other arguments.
     """
     ours = find(name)
     if ours is _ABSENT:
-        if not NOT_HERE.get(name):
+        if name not in NOT_HERE:
             raise SystemExit(f"{name} is not in rankmesh: add it, or say in NOT_HERE why not")
-        return Row(name, "not here", NOT_HERE[name])
+        return "not here"
     wanted, given = parameters(theirs), parameters(ours)
     if inspect.isfunction(theirs) and wanted is not None and given is not None and given[: len(wanted)] != wanted:
         raise SystemExit(f"{name} takes {given}, torch's takes {wanted}")
-    remark = DIFFERS.get(name, "")
-    return Row(name, "differs" if remark else "done", remark)
+    return "differs" if name in DIFFERS else "done"
 
 
 def torch_names() -> list[str]:
@@ -178,10 +203,18 @@ def torch_names() -> list[str]:
 
     # Which modules there are depends on what was imported before.
     modules = {name for name, value in vars(dist).items() if issubclass(type(value), types.ModuleType)}
-    offered = {name for name in dir(dist) if not name.startswith("_")} - modules - _IMPORTED
+    offered = {name for name in dir(dist) if not name.startswith("_")} - modules
     offered |= set(distributed_c10d.__all__)
-    offered |= {f"{kind}.{name}" for kind, names in CLASSES.items() for name in names.split()}
-    return sorted(offered | set(REFERENCE.split()), key=str.lower)
+    offered |= {f"{name}.{part}" for name in offered if find(name) is not _ABSENT for part in parts(torch_object(name))}
+    return sorted((offered | set(REFERENCE.split())) - _IMPORTED, key=str.lower)
+
+
+def parts(kind: Any) -> set[str]:
+    """Return the public attributes of a class that it does not inherit."""
+    if not inspect.isclass(kind):
+        return set()
+    inherited = {name for base in kind.__mro__[1:] for name in dir(base)}
+    return {name for name in dir(kind) if not name.startswith("_")} - inherited
 
 
 def torch_object(name: str) -> Any:
@@ -198,40 +231,56 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
+def quoted(names: Iterable[str]) -> str:
+    """Return names as code, those of the reference pages bold."""
+    reference = frozenset(REFERENCE.split())
+    return ", ".join(f"**`{name}`**" if name in reference else f"`{name}`" for name in names)
+
+
 def page() -> str:
     """Return docs/api.md."""
-    rows = [compare(name, torch_object(name)) for name in torch_names()]
-    beside = []
-    for theirs, (ours, remark) in BESIDE.items():
-        if find(ours) is _ABSENT:
-            raise SystemExit(f"{ours} is not there")
-        beside.append((f"`{theirs}`", f"`rankmesh.{ours}`", "differs" if remark else "done", remark))
-    for name in OURS:
+    states = {name: compare(name, torch_object(name)) for name in torch_names()}
+    by_state = {state: [name for name in states if states[name] == state] for state in ("done", "differs", "not here")}
+    for name in (*(ours for ours, _ in BESIDE.values()), *OURS):
         if find(name) is _ABSENT:
             raise SystemExit(f"{name} is not there")
-    count = {state: sum(row.state == state for row in rows) for state in ("done", "differs", "not here")}
-    reference = frozenset(REFERENCE.split())
+    reasons = {reason: [name for name in by_state["not here"] if NOT_HERE[name] == reason] for reason in _REASONS}
+    count = {state: len(names) for state, names in by_state.items()}
     return "\n".join(
         [
             "# Names of torch.distributed in rankmesh",
             "",
-            "Written by `make docs` from torch 2.13 and the pages of torch 2.1; do not edit. A name that is done takes",
-            "torch's arguments in torch's order, often more behind them (`timeout=`), and arrays of every container in",
-            "torch's tensors' place. **Bold** names are on the pages of the documentation, all of which are there.",
+            "Written by `make docs` from torch 2.13, the attributes of its classes included, and the pages of torch",
+            "2.1; do not edit. A name takes torch's arguments in torch's order, often more behind them (`timeout=`),",
+            "and arrays of every container in torch's tensors' place. **Bold** names are on the pages of the",
+            "documentation, all of which are there.",
             "",
             f"{count['done']} done, {count['differs']} differ, {count['not here']} are not here.",
             "",
+            "## Done",
+            "",
+            *textwrap.wrap(quoted(by_state["done"]), 120, break_on_hyphens=False),
+            "",
+            "## With a difference",
+            "",
+            *table(("name", "difference"), ((quoted([name]), DIFFERS[name]) for name in by_state["differs"])),
+            "",
+            "## Not here",
+            "",
+            *table(("names", "reason, or replacement"), ((quoted(names), reason) for reason, names in reasons.items())),
+            "",
+            "## Exceptions that differ",
+            "",
+            "In a world of one, with `x = torch.ones(4)`. [errors.md](errors.md) has those of a job that fails.",
+            "",
             *table(
-                ("name", "", ""),
-                (
-                    (f"**`{row.name}`**" if row.name in reference else f"`{row.name}`", row.state, row.remark)
-                    for row in rows
-                ),
+                ("call", "torch, over gloo", "here"),
+                ((f"`{call}`", *(kind or "none" for kind in kinds)) for call, kinds in RAISES.items()),
             ),
             "",
             "## Beside torch.distributed",
             "",
-            *table(("torch", "here", "", ""), beside),
+            *table(("torch", "here", "difference"), ((f"`{a}`", f"`rankmesh.{b}`", c) for a, (b, c) in BESIDE.items())),
             "",
             "## Names that torch does not have",
             "",

@@ -12,6 +12,8 @@ CLASSES = {
     "Groups and results": "ProcessGroup Work Batch P2POp",
     "Reductions and backends": "ReduceOp Backend",
     "Stores": "Store",
+    "Functional collectives": "functional.all_reduce functional.broadcast functional.all_gather_single "
+    "functional.reduce_scatter_single functional.all_to_all_single",
     "Training": "nn.GradientBucketer utils.data.distributed.DistributedSampler multiprocessing.spawn",
 }
 """Classes and submodules' functions, which the topics of the docstring do not list as functions."""

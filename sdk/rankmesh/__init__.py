@@ -40,8 +40,9 @@ Functions, with the names, arguments and meaning of torch.distributed:
 All errors derive from DistError. A RankFailedError, CollectiveTimeoutError or CollectiveMismatchError names the ranks
 that failed, are missing, or made another call. rankmesh.errors has all of them.
 
-Submodules: rankmesh.torch (backend of torch.distributed), rankmesh.nn (GradientBucketer, DistributedDataParallel),
-rankmesh.utils.data (DistributedSampler), rankmesh.multiprocessing (spawn).
+Submodules: rankmesh.functional (collectives that return their result, for immutable arrays), rankmesh.torch (backend of
+torch.distributed), rankmesh.nn (GradientBucketer, DistributedDataParallel), rankmesh.utils.data (DistributedSampler),
+rankmesh.multiprocessing (spawn).
 """
 
 # The names are in rankmesh._face, imported when the first of them is used: with NumPy and the agent that takes longer
@@ -51,6 +52,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
     from rankmesh import errors as errors
+    from rankmesh import functional as functional
     from rankmesh._face import *  # noqa: F403
     from rankmesh._face import __version__ as __version__
 else:

@@ -2,6 +2,7 @@
 
 from types import FunctionType as _FunctionType
 
+import rankmesh.functional as _functional  # noqa: F401  # so that rankmesh.functional is there
 import rankmesh_agent.config.linux as _linux  # noqa: F401  # checks the platform
 from rankmesh._collectives.all_to_all import all_to_all as all_to_all
 from rankmesh._collectives.all_to_all import all_to_all_single as all_to_all_single

@@ -6,8 +6,13 @@ import importlib.util
 import types
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as c10d
+
+import rankmesh
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -37,3 +42,21 @@ def test_nothing_is_explained_that_needs_no_explanation(api: types.ModuleType) -
     assert set(api.NOT_HERE) <= names
     assert set(api.DIFFERS) <= names
     assert all(api.find(name) is api._ABSENT for name in api.NOT_HERE)
+
+
+def raised(dist: Any, call: str) -> str:
+    """Return the name of the exception that a call raises; empty for none."""
+    try:
+        eval(f"dist.{call}", {"dist": dist, "x": torch.ones(4), "ReduceOp": dist.ReduceOp, "group": dist.group})
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+@pytest.mark.usefixtures("alone")
+def test_exceptions_are_those_of_the_page(api: types.ModuleType) -> None:
+    c10d.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)
+    try:
+        assert {call: (raised(c10d, call), raised(rankmesh, call)) for call in api.RAISES} == api.RAISES
+    finally:
+        c10d.destroy_process_group()

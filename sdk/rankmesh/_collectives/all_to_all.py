@@ -36,12 +36,8 @@ def all_to_all(
         output_tensor_list: one array a rank, by group rank: received from that rank. Must not overlap the inputs.
         input_tensor_list: one array a rank, by group rank: sent to that rank. Every pair of ranks may have a number of
             elements of its own; the dtype is the same everywhere.
-        group: the group, the world by default.
-        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: a list is not as long as the group, or an array has another dtype than the first.
@@ -80,12 +76,8 @@ def all_to_all_single(
         input: array, of the same dtype on all ranks.
         output_split_sizes: rows of ``output`` that come from each rank; None or empty for equal parts.
         input_split_sizes: rows of ``input`` for each rank; None or empty for equal parts.
-        group: the group, the world by default.
-        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: the split sizes are not one a rank, do not add up to the rows, or there are none and the rows do

@@ -35,13 +35,9 @@ def broadcast(
     Args:
         tensor: array with the same number of elements and dtype on all ranks; read on the source, written elsewhere.
         src: global rank whose data is copied.
-        group: the group, the world by default.
-        async_op: return immediately; ``tensor`` must not be used before the Work's ``wait()`` returns.
         group_src: the source's rank in the group, instead of ``src``.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: the source is missing, given twice, or not in the group.
@@ -76,16 +72,12 @@ def scatter(
         tensor: array, with the same number of elements and dtype on all ranks; see ``uneven``.
         scatter_list: on the source, one such array a rank, by group rank; None or empty elsewhere.
         src: global rank that scatters; 0 by default.
-        group: the group, the world by default.
-        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
         group_src: the source's rank in the group, instead of ``src``.
         uneven: the arrays may differ in length, like those of MPI's scatterv; given by all ranks alike. Each
             ``tensor`` is as long as the source's array for that rank. It is carried out, and reported, as an
             all_to_all.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: ``scatter_list`` is missing on the source, given elsewhere, or has another length, size or dtype;

@@ -32,12 +32,8 @@ def all_gather(
         tensor_list: one array a rank, by group rank, with as many elements as that rank's ``tensor`` and its dtype;
             ranks may differ in their number of elements.
         tensor: array, of the same dtype on all ranks.
-        group: the group, the world by default.
-        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: ``tensor_list`` is not as long as the group, or its array for this rank another size or
@@ -71,12 +67,8 @@ def all_gather_single(
         output_tensor: array with world size times the elements of ``input_tensor``: a concatenation, of shape
             (size * n, …), or a stack, of shape (size, n, …).
         input_tensor: array, with the same number of elements and dtype on all ranks; may be its part of the output.
-        group: the group, the world by default.
-        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: ``output_tensor`` has another size or dtype.
@@ -115,15 +107,11 @@ def gather(
         tensor: array, with the same number of elements and dtype on all ranks; see ``uneven``.
         gather_list: on the destination, one such array a rank, by group rank; None or empty elsewhere.
         dst: global rank that gathers; 0 by default.
-        group: the group, the world by default.
-        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
         group_dst: the destination's rank in the group, instead of ``dst``.
         uneven: the arrays may differ in length, like those of MPI's gatherv; given by all ranks alike. The arrays in
             ``gather_list`` are as long as the ranks' own. It is carried out, and reported, as an all_to_all.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: ``gather_list`` is missing on the destination, given elsewhere, or has another length, size or

@@ -53,13 +53,9 @@ def broadcast_multigpu(
     Args:
         tensor_list: arrays with the same number of elements and dtype, as many on all ranks.
         src: global rank whose array is copied.
-        group: the group, the world by default.
-        async_op: return immediately; the arrays must not be used before the Work's ``wait()`` returns.
         src_tensor: index of the source's array in ``tensor_list``.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: the list is empty, its arrays differ in size or dtype, or there is no ``src_tensor``.
@@ -88,12 +84,8 @@ def all_reduce_multigpu(
     Args:
         tensor_list: arrays with the same number of elements and dtype, as many on all ranks.
         op: as for all_reduce; AVG averages over all arrays.
-        group: the group, the world by default.
-        async_op: return immediately; the arrays must not be used before the Work's ``wait()`` returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: the list is empty, or its arrays differ in size or dtype.
@@ -126,13 +118,9 @@ def reduce_multigpu(
         tensor_list: arrays with the same number of elements and dtype, as many on all ranks.
         dst: global rank that gets the result.
         op: as for all_reduce; AVG averages over all arrays.
-        group: the group, the world by default.
-        async_op: return immediately; the arrays must not be used before the Work's ``wait()`` returns.
         dst_tensor: index of the destination's array in ``tensor_list``.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: the list is empty, its arrays differ in size or dtype, or there is no ``dst_tensor``.
@@ -165,12 +153,8 @@ def all_gather_multigpu(
         output_tensor_lists: lists of world size times ``len(input_tensor_list)`` arrays; array j of rank k is copied to
             ``[k * len(input_tensor_list) + j]`` of each.
         input_tensor_list: arrays with the same number of elements and dtype, as many on all ranks.
-        group: the group, the world by default.
-        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: a list has another length, or its arrays another size or dtype.
@@ -215,12 +199,8 @@ def reduce_scatter_multigpu(
         input_tensor_lists: as many lists as outputs, of world size times ``len(output_tensor_list)`` arrays; output
             j of rank k gets the reduction of ``[k * len(output_tensor_list) + j]`` of all.
         op: as for all_reduce; AVG averages over all lists of all ranks.
-        group: the group, the world by default.
-        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: a list has another length, or its arrays another size or dtype.

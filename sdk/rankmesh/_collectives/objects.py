@@ -93,13 +93,10 @@ def broadcast_object_list(
         object_list: list of the same length on all ranks: objects as for all_gather_object on the source; on
             other ranks, items that are replaced.
         src: global rank whose objects they are; 0 by default.
-        group: the group, the world by default.
         device: accepted for compatibility with torch; objects travel through host memory.
         group_src: the source's rank in the group, instead of ``src``.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        None. Ranks outside the group get a warning, and their list is unchanged.
+    The other arguments are those of all_gather_object.
 
     Raises:
         ValueError: the source is given twice, or is not in the group.
@@ -150,12 +147,9 @@ def gather_object(
         object_gather_list: on the destination, list with one item per rank, by group rank, all replaced; None
             or empty elsewhere.
         dst: global rank that gathers; 0 by default.
-        group: the group, the world by default.
         group_dst: the destination's rank in the group, instead of ``dst``.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        None. Ranks outside the group get a warning.
+    The other arguments are those of all_gather_object.
 
     Raises:
         ValueError: ``object_gather_list`` is missing on the destination, is not as long as the group, or is given
@@ -201,12 +195,9 @@ def scatter_object_list(
         scatter_object_input_list: on the source, list with one object (as for all_gather_object) per rank, by group
             rank; ignored elsewhere.
         src: global rank that scatters; 0 by default.
-        group: the group, the world by default.
         group_src: the source's rank in the group, instead of ``src``.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        None. Ranks outside the group get a warning, and their list is unchanged.
+    The other arguments are those of all_gather_object.
 
     Raises:
         ValueError: ``scatter_object_output_list`` is not a list, or empty; ``scatter_object_input_list`` is missing on
@@ -246,11 +237,8 @@ def all_to_all_object(
         output_list: list with one item per rank, by group rank; item r is replaced with rank r's
             ``input_list[this group rank]``.
         input_list: list with one object (as for all_gather_object) per rank, by group rank.
-        group: the group, the world by default.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        None. Ranks outside the group get a warning, and their list is unchanged.
+    The other arguments are those of all_gather_object.
 
     Raises:
         ValueError: a list is not as long as the group.
@@ -291,14 +279,11 @@ def send_object_list(
     Args:
         object_list: list of objects as for all_gather_object.
         dst: global rank of the receiver, not this one.
-        group: a group both are in, the world by default.
         device: accepted for compatibility with torch; objects travel through host memory.
         group_dst: the receiver's rank in the group, instead of ``dst``.
         use_batch: accepted for compatibility with torch; has no effect.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        None. Ranks outside the group get a warning.
+    The other arguments are those of all_gather_object.
 
     Raises:
         TypeError: ``object_list`` is not a list; or as all_gather_object.
@@ -334,11 +319,11 @@ def recv_object_list(
     Args:
         object_list: list as long as the sender's, whose items are replaced.
         src: global rank of the sender; any rank of the group by default.
-        group: a group both are in, the world by default.
         device: accepted for compatibility with torch; objects travel through host memory.
         group_src: the sender's rank in the group, instead of ``src``.
         use_batch: accepted for compatibility with torch; has no effect.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
+
+    The other arguments are those of all_gather_object.
 
     Returns:
         The sender's global rank; -1, with a warning, if this rank is not in the group.

@@ -53,7 +53,7 @@ def all_reduce(
             and floats; BAND, BOR or BXOR of integers and bool; ``ReduceOp.PREMUL_SUM(factor)``, the sum of
             each rank's elements times its own factor.
         group: the group, the world by default.
-        async_op: return immediately; ``tensor`` must not be used before the Work's ``wait()`` returns.
+        async_op: return immediately; no array of the call may be used before the Work's ``wait()`` returns.
         timeout: limit for the operation, timedelta or seconds; the group's by default.
 
     Returns:
@@ -100,13 +100,9 @@ def reduce(
         tensor: as for all_reduce; written on the destination only.
         dst: global rank that gets the result.
         op: as for all_reduce.
-        group: the group, the world by default.
-        async_op: return immediately; ``tensor`` must not be used before the Work's ``wait()`` returns.
         group_dst: the destination's rank in the group, instead of ``dst``.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: the destination is missing, given twice, or not in the group.
@@ -144,12 +140,8 @@ def reduce_scatter(
         input_list: one array a rank, by group rank, with as many elements as that rank's ``output`` and its dtype;
             ranks may differ in their number of elements.
         op: as for all_reduce.
-        group: the group, the world by default.
-        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: ``input_list`` is not as long as the group, or its array for this rank another size or
@@ -191,12 +183,8 @@ def reduce_scatter_single(
         input: array with world size times the elements of ``output``: a concatenation, of shape (size * n, …), or a
             stack, of shape (size, n, …). ``output`` may be its part of it.
         op: as for all_reduce.
-        group: the group, the world by default.
-        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce.
 
     Raises:
         ValueError: ``input`` has another size or dtype.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from rankmesh._session.backend import Engines
+from rankmesh_agent.wire.errors import GroupAbortedError
 
 if TYPE_CHECKING:
     from rankmesh_agent.gpu.selection import GpuBackendSelector
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
 
 class ProcessGroup:
     """A group of ranks, this process among them. Made by init_process_group and new_group, not by hand."""
+
+    bound_device_id: Final = None
+    """torch's name for the group's GPU: each array is on a known one."""
 
     def __init__(self, communicator: Communicator, engines: Engines, description: str = "") -> None:
         self._communicator = communicator
@@ -41,6 +46,15 @@ class ProcessGroup:
     def group_desc(self) -> str:
         """The description given to new_group; ``undefined`` without one."""
         return self._description or "undefined"
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        """Set the default time that later operations may take, as timedelta or seconds."""
+        self._communicator.set_timeout(timeout)
+
+    def abort(self) -> None:
+        """End the group at all members: operations under way, and later ones, raise GroupAbortedError."""
+        error = GroupAbortedError(f"rank {self.rank()} called abort() on the group", group=self.group_name)
+        self._communicator.abort(error)
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {describe(self._communicator, self.group_name)}>"

@@ -29,7 +29,7 @@ class Store:
     if the process that owns the keys does not respond for so long, the call raises StoreUnresponsiveError. If that
     process has ended, calls raise DistNetworkError at once.
 
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store, and torch 2.13 for later methods
     """
 
     _timeout = DEFAULT_TIMEOUT
@@ -48,8 +48,6 @@ class Store:
         Raises:
             TypeError: it is neither.
             ValueError: it is negative.
-
-        Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.set_timeout
         """
         self._timeout = timedelta_of(timeout)
 
@@ -62,8 +60,6 @@ class Store:
             TypeError: the key is not text, or the value neither text nor bytes.
             InvalidKeyError: the key is empty or too long.
             InvalidValueError: the value is larger than 64 MiB.
-
-        Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.set
         """
         self._call(methods.SET, key_of(key), value_of(value))
 
@@ -72,8 +68,6 @@ class Store:
 
         Raises:
             StoreTimeoutError: it was not set before the store's timeout.
-
-        Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.get
         """
         return self._call(methods.GET, key_of(key))
 
@@ -84,8 +78,6 @@ class Store:
 
         Raises:
             NotANumberError: the key holds something else, or the sum would not fit into 64 bits; the value stays.
-
-        Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.add
         """
         return self._call(methods.ADD, key_of(key), int(operator.index(amount)))
 
@@ -95,23 +87,15 @@ class Store:
         Returns:
             The key's value afterwards: ``desired_value`` if it was stored, else the other value; if the key is not set,
             ``expected_value``.
-
-        Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.compare_set
         """
         return self._call(methods.COMPARE_SET, key_of(key), value_of(expected_value), value_of(desired_value))
 
     def append(self, key: str, value: Text) -> None:
-        """Append ``value`` to the value of ``key``; set it if there is none.
-
-        Source: torch.distributed.Store.append
-        """
+        """Append ``value`` to the value of ``key``; set it if there is none."""
         self._call(methods.APPEND, key_of(key), value_of(value))
 
     def delete_key(self, key: str) -> bool:
-        """Remove ``key``; return whether it was there.
-
-        Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.delete_key
-        """
+        """Remove ``key``; return whether it was there."""
         return self._call(methods.DELETE_KEY, key_of(key))
 
     # Several keys
@@ -125,17 +109,12 @@ class Store:
 
         Raises:
             StoreTimeoutError: some were not set in time; names them.
-
-        Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.wait
         """
         limit = () if timeout is None else (timedelta_of(timeout),)
         self._call(methods.WAIT, keys_of(keys), *limit)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return at once whether all ``keys`` are set; a queue that is not empty counts.
-
-        Source: torch.distributed.Store.check
-        """
+        """Return at once whether all ``keys`` are set; a queue that is not empty counts."""
         return self._call(methods.CHECK, keys_of(keys))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -143,8 +122,6 @@ class Store:
 
         Raises:
             StoreTimeoutError: some were not set before the store's timeout.
-
-        Source: torch.distributed.Store.multi_get
         """
         return self._call(methods.MULTI_GET, keys_of(keys))
 
@@ -153,8 +130,6 @@ class Store:
 
         Raises:
             ValueError: the numbers of keys and values differ.
-
-        Source: torch.distributed.Store.multi_set
         """
         found = keys_of(keys)
         self._call(methods.MULTI_SET, found, values_of(found, values))
@@ -163,25 +138,17 @@ class Store:
         """Return the number of keys that are set, including internal ones.
 
         A FileStore has one of them, and so has a TCPStore made with a world size, which counts its participants.
-
-        Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.num_keys
         """
         return self._call(methods.NUM_KEYS)
 
     def list_keys(self) -> list[str]:
-        """Return the keys that are set, sorted, without internal ones.
-
-        Source: torch.distributed.Store.list_keys
-        """
+        """Return the keys that are set, sorted, without internal ones."""
         return self._call(methods.LIST_KEYS)
 
     # Queues
 
     def queue_push(self, key: str, value: Text) -> None:
-        """Append ``value`` to the queue named ``key``, which is independent of the key's value.
-
-        Source: torch.distributed.Store.queue_push
-        """
+        """Append ``value`` to the queue named ``key``, which is independent of the key's value."""
         self._call(methods.QUEUE_PUSH, key_of(key), value_of(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -194,16 +161,11 @@ class Store:
         Raises:
             QueueEmptyError: there is none, and ``block`` is False.
             StoreTimeoutError: none came before the store's timeout.
-
-        Source: torch.distributed.Store.queue_pop
         """
         return self._call(methods.QUEUE_POP, key_of(key), block)
 
     def queue_len(self, key: str) -> int:
-        """Return the number of values in the queue named ``key``.
-
-        Source: torch.distributed.Store.queue_len
-        """
+        """Return the number of values in the queue named ``key``."""
         return self._call(methods.QUEUE_LEN, key_of(key))
 
     # The whole store
@@ -213,25 +175,17 @@ class Store:
 
         Raises:
             StoreTimeoutError: fewer came in time.
-
-        Source: torch.distributed.Store.barrier
         """
         if self.add(f"{key}/num_members", 1) == world_size:
             self.set(f"{key}/last_member", "1")
         self.wait([f"{key}/last_member"], self.timeout if timeout is None else timeout)
 
     def clone(self) -> Store:
-        """Return another store object with the same keys and timeout.
-
-        Source: torch.distributed.Store.clone
-        """
+        """Return another store object with the same keys and timeout."""
         raise self._unsupported_error("clone")
 
     def has_extended_api(self) -> bool:
-        """Return whether the store can append, set and get several keys in one step, and has queues.
-
-        Source: torch.distributed.Store.has_extended_api
-        """
+        """Return whether the store can append, set and get several keys in one step, and has queues."""
         return False
 
     def _call(self, method: Method[T], *arguments: Any) -> T:

@@ -16,7 +16,6 @@ from rankmesh._session.process_group import describe
 from rankmesh._session.session import Session, communicator_of
 from rankmesh.torch._collectives import Collectives
 from rankmesh.torch._device_backend import backend_names, new_device_backend
-from rankmesh_agent.wire.errors import GroupAbortedError
 
 BackendOptions = C10dBackend.Options
 
@@ -148,7 +147,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the default timeout of later calls."""
-        self.comm.set_timeout(timeout)
+        self.mesh.set_timeout(timeout)
         for backend in self._device_backends.values():
             backend.set_timeout(timeout)
 
@@ -156,8 +155,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     def abort(self) -> None:
         """Abort the group at all ranks; active calls fail."""
-        error = GroupAbortedError(f"rank {self.rank()} called abort() on the group", group=self._name)
-        self.comm.abort(error)
+        self.mesh.abort()
         for backend in self._device_backends.values():
             backend.abort()
 
