@@ -39,7 +39,8 @@ def failure_report(failure: JobFailure, ranks: Sequence[Rank]) -> Iterator[bytes
     if written is None:
         yield _line("  it wrote nothing")
     else:
-        yield _line(f"  the end of its {written.name}:")
+        file = f" ({written.file.name})" if written.file is not None else ""
+        yield _line(f"  the end of its {written.name}{file}:")
         for line in written.tail:
             yield _line("  | ") + line
     alike: dict[tuple[str, str, str], list[Rank]] = {}
