@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh._launcher.arguments import parse
+from rankmesh._launcher.failure import failure_report, stop_report
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
 from rankmesh._launcher.gateway import LauncherGateway
 from rankmesh._launcher.nodes import resolve_nodes
@@ -31,7 +32,6 @@ from rankmesh._launcher.output import Outputs
 from rankmesh._launcher.pdeathsig import pdeathsig
 from rankmesh._launcher.plan import Plan, plan
 from rankmesh._launcher.rank import Rank
-from rankmesh._launcher.report import failure_report, stop_report
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.config.launched import recorded, unlaunched

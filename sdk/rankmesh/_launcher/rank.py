@@ -185,6 +185,13 @@ class Rank:
         """True if the process has ended before the launcher sent it a signal."""
         return self.exit_status is not None and self.sent is None
 
+    @property
+    def ending(self) -> str:
+        """How the process ended: ``signal SIGTERM (15) from the launcher``."""
+        status = self.exit_status
+        sent = status is not None and status.signal is not None and status.signal == self.sent
+        return f"{status} from the launcher" if sent else str(status)
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process group, and continue what is stopped, which receives it only then."""
         if self.exit_status is None:
