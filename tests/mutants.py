@@ -326,7 +326,7 @@ FAULTS = [
     Fault(LAUNCHER + "rank.py", "            self.send(signal.SIGKILL)\n", "            pass\n", LAUNCH, "what a rank started stays"),
     Fault(LAUNCHER + "rank.py", "os.killpg(self.pid, signal.SIGCONT)", "pass", LAUNCH, "a stopped rank does not receive SIGTERM"),
     Fault(LAUNCHER + "supervisor.py", "only_holders=self._succeeded(rank)", "only_holders=False", LAUNCH, "an upload that a rank has started is killed"),
-    Fault(LAUNCHER + "supervisor.py", "return OUTPUT_LOST if", "return 0 if", LAUNCH, "output that is lost is a success"),
+    Fault(LAUNCHER + "supervisor.py", "return OUTPUT_LOST if any(lost)", "return 0 if any(lost)", LAUNCH, "output that is lost is a success"),
     Fault("agent/rankmesh_agent/net/inherited.py", "    signal.pthread_sigmask(signal.SIG_SETMASK, ())\n", "", "sdk/launcher/test_inherited.py", "blocked signals end nothing"),
     Fault(LAUNCHER + "rank.py", "maxlen=TAIL_LINES", "maxlen=None", LAUNCH, "the report repeats all output"),
     Fault(LAUNCHER + "line_buffer.py", 'b"\\r" * returned', 'b""', LINES, "a carriage return between two reads is lost"),

@@ -63,47 +63,47 @@ def rankmesh(
     """torch.distributed as a mesh of services."""
 
 
-@app.command(context_settings=_PASS_ON, short_help="Start a script as several ranks.")
+@app.command(context_settings=_PASS_ON, short_help="Start a script on several ranks.")
 @command
 def run(context: typer.Context) -> int:
-    """Start a script as several ranks and watch over them ('rankmesh run --help')."""
+    """Start a script on several ranks and supervise them ('rankmesh run --help')."""
     require_linux()
     from rankmesh import launch
 
     return launch.main(context.args)
 
 
-@app.command(context_settings=_PASS_ON, short_help="Serve a gateway.")
+@app.command(context_settings=_PASS_ON, short_help="Run a standalone gateway.")
 @command
 def gateway(context: typer.Context) -> int:
-    """Serve a gateway by itself ('rankmesh gateway --help')."""
+    """Run a standalone gateway ('rankmesh gateway --help')."""
     require_linux()
     from rankmesh_gateway.__main__ import main as serve
 
     return serve(context.args, prog="rankmesh gateway")
 
 
-@app.command(context_settings=_PASS_ON, short_help="Serve an agent for a rank elsewhere.")
+@app.command(context_settings=_PASS_ON, short_help="Run a standalone agent.")
 @command
 def agent(context: typer.Context) -> int:
-    """Serve an agent by itself, for a rank that is elsewhere ('rankmesh agent --help')."""
+    """Run a standalone agent, for a rank in another process ('rankmesh agent --help')."""
     require_linux()
     from rankmesh_agent.__main__ import main as serve
 
     return serve(context.args, prog="rankmesh agent")
 
 
-app.command(short_help="Show ranks, groups, rates and calls in flight.")(status)
+app.command(short_help="Show ranks, groups, rates and operations in flight.")(status)
 app.command(short_help="Print a link to your job's dashboard.")(dashboard)
 app.command(short_help="List the groups, or show one.")(groups)
-app.command(short_help="Say which rank holds up a job, and where.")(diagnose)
+app.command(short_help="Report which rank holds up a job, and where.")(diagnose)
 app.command(short_help="Show the Python stacks of ranks.")(stacks)
 app.command(short_help="Check hosts, network and shared memory.")(doctor)
 app.command(short_help="Measure collectives on this machine.")(bench)
 app.command(short_help="Print the token of your job, or derive one.")(token)
-app.command(short_help="Print the response to GET, like curl.")(get)
+app.command(short_help="Send a GET request to a gateway or an agent.")(get)
 app.add_typer(store.app, short_help="Read and write a job's key-value store.")
-app.add_typer(tls.app, short_help="Make certificates of hosts.")
+app.add_typer(tls.app, short_help="Make certificates for hosts.")
 
 
 def main() -> None:

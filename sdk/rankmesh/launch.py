@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh._launcher.arguments import parse
+from rankmesh._launcher.failure import failure_report, stop_report
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
 from rankmesh._launcher.gateway import LauncherGateway
 from rankmesh._launcher.nodes import resolve_nodes
-from rankmesh._launcher.output import TerminalWriter, standard_writers
+from rankmesh._launcher.output import Outputs
 from rankmesh._launcher.pdeathsig import pdeathsig
 from rankmesh._launcher.plan import Plan, plan
 from rankmesh._launcher.rank import Rank
-from rankmesh._launcher.report import failure_report, stop_report
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.config.launched import recorded, unlaunched
@@ -129,7 +129,10 @@ def _listen(job: Plan, settings: Settings) -> socket.socket | None:
 
 def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[[], None], settings: Settings) -> int:
     """Start the ranks and supervise them; start all of them again as often as the options allow."""
-    writers = standard_writers()
+    try:
+        outputs = Outputs(job.options.logs, job.job)
+    except ValueError as error:
+        return _refuse(error)
     with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
         rendezvous = None
         options = job.options
@@ -151,11 +154,13 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
                 job = joined
             if job.attempt and gateway is not None:
                 gateway.restart(job.attempt)
-            if end is not None:
+            if end is None:
+                lines = _greeting(job, outputs.directory)
+            else:
                 remove_orphans(settings.shm_dir)
-            announced = _greeting(job) if end is None else _restarted(job, failed=job.restarts > restarts)
+                lines = _restarted(job, failed=job.restarts > restarts)
             restarts = job.restarts
-            end = _run_attempt(job, gateway, rendezvous, restore_limit, writers, inbox, announced)
+            end = _run_attempt(job, gateway, rendezvous, restore_limit, outputs, inbox, lines)
             if end.stopped or not _continues(job, end, rendezvous):
                 return end.status
             if gateway is not None:
@@ -209,17 +214,17 @@ def _run_attempt(
     gateway: LauncherGateway | None,
     rendezvous: NodeRendezvous | None,
     restore_limit: Callable[[], None],
-    writers: tuple[TerminalWriter, TerminalWriter],
+    outputs: Outputs,
     inbox: SignalPipe,
     announced: list[bytes],
 ) -> _RunResult:
     """Start the ranks, the first time also the gateway; supervise the ranks; report their failures."""
-    messages = writers[1]
+    messages = outputs.writers[1]
     with contextlib.ExitStack() as cleanup:
         try:
             failures = FailureFile()
             cleanup.callback(failures.close)
-            starter = _Starter(job, writers, failures.path, cleanup, restore_limit)
+            starter = _Starter(job, outputs, failures.path, cleanup, restore_limit)
             ranks = [starter.start(number) for number in job.ranks]
         except OSError as error:
             why = reason(error) if is_exhausted(error) else error
@@ -230,7 +235,7 @@ def _run_attempt(
             gateway.start(inbox.wake)
         supervisor = Supervisor(
             ranks,
-            writers,
+            outputs.writers,
             inbox,
             failure_grace=job.options.failure_grace,
             stop_grace=job.options.stop_grace,
@@ -278,7 +283,7 @@ class _Starter:
 
     Args:
         job: their plan.
-        writers: of their stdout and stderr.
+        outputs: where their stdout and stderr go.
         failure_file: path of the FailureFile.
         cleanup: releases them.
         restore_limit: see raise_limit.
@@ -287,13 +292,13 @@ class _Starter:
     def __init__(
         self,
         job: Plan,
-        writers: tuple[TerminalWriter, TerminalWriter],
+        outputs: Outputs,
         failure_file: str,
         cleanup: contextlib.ExitStack,
         restore_limit: Callable[[], None],
     ) -> None:
         self._job = job
-        self._writers = writers
+        self._outputs = outputs
         self._failure_file = failure_file
         self._cleanup = cleanup
         self._restore_limit = restore_limit
@@ -316,7 +321,7 @@ class _Starter:
             job.command(number),
             recorded({**job.environment(number, os.environ), VARIABLE: self._failure_file, **variables}),
             stdin=None if number == job.ranks.start or os.isatty(0) else subprocess.DEVNULL,
-            writers=self._writers,
+            outputs=self._outputs.of_rank(number - job.ranks.start, job.attempt),
             before_exec=self._before_exec,
         )
         self._cleanup.callback(rank.release)
@@ -348,11 +353,12 @@ def _restarted(job: Plan, *, failed: bool) -> list[bytes]:
     return [f"[rankmesh] {count}{who} again{where}".encode()]
 
 
-def _greeting(job: Plan) -> list[bytes]:
+def _greeting(job: Plan, log_directory: str) -> list[bytes]:
     who = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
     where = "" if job.owns_job else f" on node {job.node} of {job.nodes}"
     greeting = f"{who}{where}, gateway {job.url} (curl {job.url}/health), {protection(job.token)}"
-    return [f"[rankmesh] {line}".encode() for line in (greeting, *job.options.remarks)]
+    files = (f"output files in {log_directory}",) if log_directory else ()
+    return [f"[rankmesh] {line}".encode() for line in (greeting, *files, *job.options.remarks)]
 
 
 def _say(text: str) -> None:

@@ -76,25 +76,7 @@ class Prober:
 
     def host(self) -> HostReport:
         """Return the properties of this host."""
-        settings = self._settings()
-        total, free = shm_room(settings.shm_dir)
-        return HostReport(
-            socket.gethostname(),
-            host_id(settings.shm_dir),
-            time.time(),
-            __version__,
-            platform.python_version(),
-            f"{platform.system()} {platform.release()} {platform.machine()}",
-            processors(),
-            settings.transport,
-            settings.shm_dir,
-            total,
-            free,
-            unsupported() or ("" if total is not None else f"there is no directory {settings.shm_dir}"),
-            settings.slot_bytes,
-            bool(self._token()),
-            host_load(),
-        )
+        return host_report(self._settings(), bool(self._token()))
 
     def probe(self, request: ProbeRequest) -> ProbeReply:
         """Measure the path to an agent; blocks for at most MAX_PROBE_SECONDS.
@@ -137,23 +119,32 @@ class Prober:
             ) from error
 
 
-def host_load() -> float:
-    """Return the load average of the last minute, for each processor of the host; 0 on Windows, which has none."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
-
-
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def shm_room(directory: str) -> tuple[int | None, int | None]:
-    """Return the size and the free space of a directory's file system, in bytes; None if there is no directory."""
+def host_report(settings: Settings, token: bool) -> HostReport:
+    """Return the properties of this host, for a process with a token or without; its load is 0 on Windows."""
+    cpus = os.cpu_count() or 1
+    total: int | None
+    free: int | None
     try:
-        total, _, free = shutil.disk_usage(directory)
+        total, _, free = shutil.disk_usage(settings.shm_dir)
     except OSError:
-        return None, None
-    return total, free
+        total = free = None
+    return HostReport(
+        socket.gethostname(),
+        host_id(settings.shm_dir),
+        time.time(),
+        __version__,
+        platform.python_version(),
+        f"{platform.system()} {platform.release()} {platform.machine()}",
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cpus,
+        settings.transport,
+        settings.shm_dir,
+        total,
+        free,
+        unsupported() or ("" if total is not None else f"there is no directory {settings.shm_dir}"),
+        settings.slot_bytes,
+        token,
+        os.getloadavg()[0] / cpus if hasattr(os, "getloadavg") else 0.0,
+    )
 
 
 def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:

@@ -35,14 +35,14 @@ _LAST_LINES = 3
 
 @command
 def bench(
-    nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks.")] = 2,
-    sizes: Annotated[str, typer.Option(metavar="LIST", help="Bytes, as 4,64K,1M,16M.")] = "4,4K,64K,1M,16M",
-    ops: Annotated[str, typer.Option(metavar="LIST", help="Of " + ", ".join(OPERATIONS) + ".")] = "all_reduce",
+    nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")] = 2,
+    sizes: Annotated[str, typer.Option(metavar="LIST", help="Sizes in bytes: 4,64K,1M,16M.")] = "4,4K,64K,1M,16M",
+    ops: Annotated[str, typer.Option(metavar="LIST", help="Operations: " + ", ".join(OPERATIONS) + ".")] = "all_reduce",
     transport: Annotated[
-        Literal["auto", "shm", "tcp"], typer.Option(help="What carries them; auto: shared memory if there is any.")
+        Literal["auto", "shm", "tcp"], typer.Option(help="Transport; auto: shared memory if there is any.")
     ] = "auto",
-    budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.01, help="Seconds for each figure.")] = 0.5,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Seconds for everything.")] = 300.0,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.01, help="Seconds for each measurement.")] = 0.5,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Timeout of everything.")] = 300.0,
     json: JsonOption = False,
 ) -> int:
     """Measure collectives among ranks on this machine: a job of its own, through the launcher.

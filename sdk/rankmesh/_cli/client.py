@@ -106,6 +106,16 @@ class ServiceClient:
         """
         return self.document_of("POST", path, self.request("POST", path, document))
 
+    def checked(self, method: str, path: str, response: HttpResponse) -> HttpResponse:
+        """Return a response of any content.
+
+        Raises:
+            CommandError: it is a problem.
+        """
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            self.document_of(method, path, response)
+        return response
+
     def document_of(self, method: str, path: str, response: HttpResponse) -> Any:
         """Return the document of a response.
 

@@ -6,7 +6,6 @@ import contextlib
 import re
 import secrets
 from enum import StrEnum
-from http import HTTPStatus
 from typing import Annotated
 
 import typer
@@ -102,7 +101,7 @@ def get(
     token_file: TokenFileOption = None,
     job: JobOption = "",
 ) -> int:
-    """Print the response to GET, as curl does, but from any host: over TLS where curl would need it."""
+    """Send an authenticated GET request to a gateway or an agent, over TLS where needed; print the response."""
     base, target = re.findall(r"^((?:[A-Za-z]+://)?[^/?#]*)([^#]*)", url)[0]
     target = target if target.startswith("/") else f"/{target}"
     if base:
@@ -111,8 +110,6 @@ def get(
     else:
         client = options.gateway(gateway, token_file, job)
     with contextlib.closing(client) as service:
-        response = service.request("GET", target)
-        if response.status >= HTTPStatus.BAD_REQUEST:
-            service.document_of("GET", target, response)
+        response = service.checked("GET", target, service.request("GET", target))
     write(response.body)
     return OK

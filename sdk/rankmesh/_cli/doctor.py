@@ -28,18 +28,16 @@ def doctor(
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
     job: JobOption = "",
-    patience: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, max=20.0, help="Seconds that one probe may take.")
-    ] = 3.0,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Seconds for everything.")] = 60.0,
+    patience: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=20.0, help="Timeout of each probe.")] = 3.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Timeout of the whole check.")] = 60.0,
     mib: Annotated[
-        int, typer.Option(metavar="MIB", min=0, max=64, help="MiB that each pair sends each way; 0: none.")
+        int, typer.Option(metavar="MIB", min=0, max=64, help="MiB to send each way between a pair; 0: none.")
     ] = 4,
     json: JsonOption = False,
 ) -> int:
-    """Look for what is wrong: addresses, ports, clocks, versions, shared memory, and the way between all pairs.
+    """Check addresses, ports, clocks, versions, shared memory, and the network path between each pair of agents.
 
-    Exit code 0: nothing found that will not work; 1: a problem was found; 3: no gateway answers.
+    Exit code 0: there is no problem, at most warnings; 1: there is one; 3: no gateway answers.
     """
     from rankmesh._cli import probe
     from rankmesh._cli.rules import evaluate

@@ -24,7 +24,7 @@ def groups(
     job: JobOption = "",
     json: JsonOption = False,
 ) -> int:
-    """List the groups; with a name or an id, show how far each rank of that group is, and what is in flight.
+    """List the groups; with a name or an id, show the last operation of each rank of that group, and those in flight.
 
     Exit code 1: there is no such group, or it has failed.
     """

@@ -37,12 +37,12 @@ TokenFileOption = Annotated[
         help="File with the token; else RANKMESH_TOKEN, else that of your ranks on this host.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 JobOption = Annotated[
     str, typer.Option("--job", metavar="NAME", help="Only this job; it also selects one of yours on this host.")
 ]
 PatienceOption = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0.1, max=60.0, help="Seconds in which an agent must answer.")
+    float, typer.Option(metavar="SECONDS", min=0.1, max=60.0, help="Seconds that an agent has to answer.")
 ]
 PATIENCE = 1.0
 """Default of PatienceOption."""

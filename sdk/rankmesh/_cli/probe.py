@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import platform
 import socket
 import sys
 import time
@@ -18,12 +17,10 @@ from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import CommandError
 from rankmesh._cli.overview import check_job
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.diagnostics.probe import host_load, measure, processors, shm_room
+from rankmesh_agent.diagnostics.probe import host_report, measure
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import interfaces
-from rankmesh_agent.shared_memory.mapping import unsupported
 from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
-from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import process_state
 from rankmesh_gateway.diagnosis.stalls import find_failures
@@ -142,25 +139,8 @@ class ProbeResults:
 
 def probe_host(settings: Settings, token: str) -> dict[str, Any]:
     """Return a description of this host and its environment."""
-    total, free = shm_room(settings.shm_dir)
-    return {
-        "host": socket.gethostname(),
-        "version": __version__,
-        "python": platform.python_version(),
-        "cpus": processors(),
-        "addresses": dict(_addresses()),
-        "shm_dir": settings.shm_dir,
-        "shm_total": total,
-        "shm_free": free,
-        "shm_trouble": unsupported(),
-        "token": bool(token),
-        "load": host_load(),
-    }
-
-
-def _addresses() -> Iterator[tuple[str, str]]:
-    if sys.platform == "linux":
-        yield from interfaces()
+    addresses = dict(interfaces()) if sys.platform == "linux" else {}
+    return {**vars(host_report(settings, bool(token))), "addresses": addresses}
 
 
 def probe_gateway(service: ServiceClient) -> dict[str, Any]:
@@ -200,37 +180,29 @@ def list_agents(
     for report in newest_ranks(listed, ""):
         by_job.setdefault(report.job, []).append(report)
     failures = {name: stalls for name, reports in by_job.items() if (stalls := list(find_failures(reports)))}
-    live = {name for name, reports in by_job.items() if any(report.state != "failed" for report in reports)}
-    ranks = [each for each in listed if each["state"] != "joining"]
+    over = {name for name, reports in by_job.items() if all(report.state == "failed" for report in reports)}
     joining: dict[str, list[int]] = {}
     for each in listed:
         if each["state"] == "joining":
             joining.setdefault(each["job"], []).append(each["member"]["rank"])
-    newest: dict[str, int] = {}
-    for each in ranks:
-        newest[each["job"]] = max(each["epoch"], newest.get(each["job"], 0))
-    several = len(newest) > 1
-    found = []
-    leased = {}
+    free, leased = [], {}
     for each in service.get("/v1/agents"):
         agent = each["agent"]
         if agent["leases"]:
             leased.update(dict.fromkeys(agent["urls"], agent))
         elif not job:
             place = agent["host"], agent["pid"], agent["urls"]
-            found.append(AgentProbe(_agent(agent["name"]), "", None, *place, each["state"], ""))
-    worlds = []
-    for each in ranks:
-        if each["epoch"] != newest[each["job"]] or each["job"] not in live:
-            continue
-        member = each["member"]
-        carrier = leased.get(member["http"])
-        name = f"rank {member['rank']}" + (f" of {each['job']}" if several else "")
+            free.append(AgentProbe(_agent(agent["name"]), "", None, *place, each["state"], ""))
+    found = []
+    members = newest_ranks([each for each in listed if each["state"] != "joining"], "")
+    several = len({each.job for each in members}) > 1
+    for each in (each for each in members if each.job not in over):
+        carrier = leased.get(each.url)
+        name = f"rank {each.rank}" + (f" of {each.job}" if several else "")
         name += f" ({_agent(carrier['name'])})" if carrier else ""
-        urls = list(dict.fromkeys([member["http"], *(carrier["urls"] if carrier else [])]))
-        place = member["host"], member["pid"], urls
-        worlds.append(AgentProbe(name, each["job"], member["rank"], *place, each["state"], each["reason"]))
-    return worlds + found, joining, failures
+        urls = list(dict.fromkeys([each.url, *(carrier["urls"] if carrier else [])]))
+        found.append(AgentProbe(name, each.job, each.rank, each.host, each.pid, urls, each.state, each.reason))
+    return found + free, joining, failures
 
 
 def _agent(name: str) -> str:

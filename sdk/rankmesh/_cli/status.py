@@ -25,13 +25,13 @@ def status(
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
     job: JobOption = "",
-    once: Annotated[bool, typer.Option("--once", help="Once, not live; it is so without a terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit; the default without a terminal.")] = False,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=_LEAST_INTERVAL, help="Seconds between two looks.")
+        float, typer.Option(metavar="SECONDS", min=_LEAST_INTERVAL, help="Seconds between refreshes.")
     ] = 1.0,
     json: JsonOption = False,
 ) -> int:
-    """Show ranks, hosts, groups, rates and what is in flight, live on a terminal until Ctrl-C.
+    """Show ranks, hosts, groups, rates and operations in flight; on a terminal, refresh them until Ctrl-C.
 
     Exit code 0: all is well; 1: 'rankmesh diagnose' has a finding, a rank or an agent is suspect or has failed, or a
     group has failed; 3: no gateway answers.

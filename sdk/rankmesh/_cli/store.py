@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -51,68 +51,6 @@ JobOption = Annotated[
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 
 
-class StoreSession:
-    """An open store, by way of one of the job's agents.
-
-    Args:
-        agent: client of the agent.
-
-    A method raises CommandError if the agent refuses the command, or does not answer.
-    """
-
-    def __init__(self, agent: ServiceClient) -> None:
-        self._agent = agent
-
-    def get(self, key: str, seconds: float) -> bytes | None:
-        """Return the value of a key; None if it has none within some seconds."""
-
-        def attempt(wait: float) -> HttpResponse:
-            return self._agent.request("GET", f"{_path(key)}?wait={wait}", wait=wait)
-
-        response = _polled(attempt, seconds, HTTPStatus.NOT_FOUND)
-        return None if _is_problem(response, HTTPStatus.NOT_FOUND) else self._checked("GET", key, response).body
-
-    def set(self, key: str, value: bytes) -> None:
-        """Set a key."""
-        self._checked("PUT", key, self._agent.request("PUT", _path(key), content=value))
-
-    def delete(self, key: str) -> bool:
-        """Remove a key; return whether it had a value."""
-        response = self._agent.request("DELETE", _path(key))
-        found = not _is_problem(response, HTTPStatus.NOT_FOUND)
-        if found:
-            self._checked("DELETE", key, response)
-        return found
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number, and return the sum."""
-        total: int = self._agent.post("/v1/store/add", {"key": key, "amount": amount})["value"]
-        return total
-
-    def wait(self, keys: Sequence[str], seconds: float) -> str:
-        """Wait until all of some keys are set; return which are not within some seconds, '' if all are."""
-
-        def attempt(wait: float) -> HttpResponse:
-            document = {"keys": list(keys), "timeout": wait}
-            return self._agent.request("POST", "/v1/store/wait", document, wait=wait)
-
-        response = _polled(attempt, seconds, HTTPStatus.REQUEST_TIMEOUT)
-        if _is_problem(response, HTTPStatus.REQUEST_TIMEOUT):
-            return str(response.json()["detail"])
-        self._agent.document_of("POST", "/v1/store/wait", response)
-        return ""
-
-    def keys(self, prefix: str) -> list[str]:
-        """Return the keys that begin with a prefix, sorted."""
-        found: list[str] = self._agent.get(f"/v1/store?prefix={quote(prefix, safe='')}")
-        return found
-
-    def _checked(self, method: str, key: str, response: HttpResponse) -> HttpResponse:
-        if response.status >= HTTPStatus.BAD_REQUEST:
-            self._agent.document_of(method, _path(key), response)
-        return response
-
-
 def _polled(attempt: Callable[[float], HttpResponse], seconds: float, not_yet: HTTPStatus) -> HttpResponse:
     """Repeat a request that waits, given the seconds of each wait, until its time is over or it is answered."""
     from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
@@ -153,8 +91,8 @@ def _check_keys(*keys: str) -> None:
 
 
 @contextlib.contextmanager
-def open_store(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[StoreSession]:
-    """Open the store that a command line selects.
+def _agent_of(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[ServiceClient]:
+    """Yield a client of the agent that a command line selects.
 
     Raises:
         CommandError: there is no such job or agent.
@@ -164,13 +102,13 @@ def open_store(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[
     else:
         service = options.gateway(gateway, token_file, job)
         with contextlib.closing(service):
-            found, url = store_agent(service, job)
+            found, url = _find_agent(service, job)
             secret = service.credential_for(found)
     with contextlib.closing(ServiceClient("agent", url, secret, _ANSWER_SECONDS)) as client:
-        yield StoreSession(client)
+        yield client
 
 
-def store_agent(gateway: ServiceClient, job: str) -> tuple[str, str]:
+def _find_agent(gateway: ServiceClient, job: str) -> tuple[str, str]:
     """Return a job, and the URL of an agent of it, all of which serve its store: its first rank's.
 
     Args:
@@ -213,7 +151,7 @@ def _first_reachable(urls: list[str]) -> str:
 
 
 def store_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., int]], None]:
-    """Register a command of ``rankmesh store``: adds the options that select a store, and passes the open store.
+    """Register a command of ``rankmesh store``: adds the options that select a store, and passes a client of its agent.
 
     Args:
         name: the command's name; the function's by default.
@@ -225,8 +163,8 @@ def store_command(name: str | None = None, **settings: Any) -> Callable[[Callabl
         _, *own = signature.parameters.values()
 
         def run(**values: Any) -> int:
-            with open_store(*(values.pop(each.name) for each in _COMMON)) as keys:
-                return function(keys, **values)
+            with _agent_of(*(values.pop(each.name) for each in _COMMON)) as agent:
+                return function(agent, **values)
 
         run.__doc__, run.__name__ = function.__doc__, function.__name__
         run.__signature__ = signature.replace(parameters=[*own, *_COMMON])  # type: ignore[attr-defined]
@@ -250,7 +188,7 @@ _COMMON = (
 
 @store_command()
 def get(
-    keys: StoreSession,
+    agent: ServiceClient,
     key: KeyArgument,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Seconds to wait for the key to be set.")
@@ -262,10 +200,13 @@ def get(
     Exit code 1: the key is not set; 124: it was not set within --timeout.
     """
     _check_keys(key)
-    value = keys.get(key, timeout)
-    if value is None:
+    response = _polled(
+        lambda wait: agent.request("GET", f"{_path(key)}?wait={wait}", wait=wait), timeout, HTTPStatus.NOT_FOUND
+    )
+    if _is_problem(response, HTTPStatus.NOT_FOUND):
         print_error(f"key {key!r} is not set" + (f" after {timeout:g} s" if timeout else "; --timeout waits"))
         return TIMED_OUT if timeout else NEGATIVE
+    value = agent.checked("GET", _path(key), response).body
     if json:
         json_output.write(
             {"key": key, "bytes": len(value), "text": _text(value), "base64": base64.b64encode(value).decode()}
@@ -279,7 +220,7 @@ def get(
 
 @store_command("set", context_settings={"ignore_unknown_options": True})
 def set_value(
-    keys: StoreSession,
+    agent: ServiceClient,
     key: KeyArgument,
     value: Annotated[str, typer.Argument(metavar="VALUE", help="The value; - reads standard input to its end.")],
     json: JsonOption = False,
@@ -292,7 +233,7 @@ def set_value(
     content = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1) if value == "-" else value.encode(errors="surrogateescape")
     if len(content) > MAX_VALUE_BYTES:
         raise CommandError(f"the value has more than {MAX_VALUE_BYTES} bytes, the largest that is allowed", USAGE)
-    keys.set(key, content)
+    agent.checked("PUT", _path(key), agent.request("PUT", _path(key), content=content))
     if json:
         json_output.write({"key": key, "bytes": len(content)})
     return OK
@@ -300,14 +241,14 @@ def set_value(
 
 @store_command(context_settings={"ignore_unknown_options": True})
 def add(
-    keys: StoreSession,
+    agent: ServiceClient,
     key: KeyArgument,
     amount: Annotated[int, typer.Argument(metavar="AMOUNT", help="What to add; may be negative.")] = 1,
     json: JsonOption = False,
 ) -> int:
     """Add to a number, 0 if there is none; write the sum."""
     _check_keys(key)
-    total = keys.add(key, amount)
+    total = agent.post("/v1/store/add", {"key": key, "amount": amount})["value"]
     if json:
         json_output.write({"key": key, "value": total})
     else:
@@ -317,7 +258,7 @@ def add(
 
 @store_command()
 def wait(
-    keys: StoreSession,
+    agent: ServiceClient,
     names: Annotated[list[str], typer.Argument(metavar="KEY", help="The keys.")],
     timeout: Annotated[
         float | None,
@@ -332,10 +273,15 @@ def wait(
     Exit code 124: they were not, within --timeout.
     """
     _check_keys(*names)
-    missing = keys.wait(names, settings().timeout if timeout is None else timeout)
-    if missing:
-        print_error(missing)
+    response = _polled(
+        lambda wait: agent.request("POST", "/v1/store/wait", {"keys": names, "timeout": wait}, wait=wait),
+        settings().timeout if timeout is None else timeout,
+        HTTPStatus.REQUEST_TIMEOUT,
+    )
+    if _is_problem(response, HTTPStatus.REQUEST_TIMEOUT):
+        print_error(response.json()["detail"])
         return TIMED_OUT
+    agent.document_of("POST", "/v1/store/wait", response)
     if json:
         json_output.write({"keys": names})
     return OK
@@ -343,7 +289,7 @@ def wait(
 
 @store_command("keys")
 def list_keys(
-    keys: StoreSession,
+    agent: ServiceClient,
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that begin with this.")] = "",
     json: JsonOption = False,
 ) -> int:
@@ -351,7 +297,7 @@ def list_keys(
 
     Exit code 0 also when there are none.
     """
-    found = keys.keys(prefix)
+    found = agent.get(f"/v1/store?prefix={quote(prefix, safe='')}")
     if json:
         json_output.write(found)
     else:
@@ -361,13 +307,16 @@ def list_keys(
 
 
 @store_command()
-def delete(keys: StoreSession, key: KeyArgument, json: JsonOption = False) -> int:
+def delete(agent: ServiceClient, key: KeyArgument, json: JsonOption = False) -> int:
     """Remove a key.
 
     Exit code 1: there was none.
     """
     _check_keys(key)
-    found = keys.delete(key)
+    response = agent.request("DELETE", _path(key))
+    found = not _is_problem(response, HTTPStatus.NOT_FOUND)
+    if found:
+        agent.checked("DELETE", _path(key), response)
     if json:
         json_output.write({"key": key, "deleted": found})
     elif not found:

@@ -1,4 +1,4 @@
-"""The launcher's command line: torchrun's arguments, each long option in both spellings."""
+"""The launcher's command line: torchrun's options and the launcher's own, in one table."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import argparse
 import functools
 import math
 import os
+import re
 import shutil
 import sys
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
 from rankmesh._launcher.devices import cores, gpus
-from rankmesh._launcher.torchrun import Parser, spellings
-from rankmesh._launcher.torchrun import add_arguments as take_theirs
+from rankmesh._launcher.output import LogOptions
+from rankmesh._launcher.torchrun import UNUSED, Option, Parser
 from rankmesh_agent.config.tls import client_scheme
 from rankmesh_agent.wire.schemas.launchers import NO_NODE
 
@@ -51,22 +51,14 @@ class Options:
         nnodes: nodes of the job, at most; AUTO if the environment defines them.
         min_nodes: the least number of nodes with which the job runs.
         node_rank: this node's number; NO_NODE if the gateway assigns one.
-        last_call: seconds to wait for more nodes once the least number is there.
         external_gateway: whether no launcher hosts the gateway.
-        master_addr: host of the gateway.
-        master_port: its port; 0 for any free one.
-        local_addr: address of this node's ranks; empty for the one that faces the gateway.
+        master_port: the gateway's port; 0 for any free one.
         job: name of the job; empty if none was given.
-        role: ROLE_NAME of the ranks.
-        max_restarts: how often all ranks start again after a failure, or when a node is lost; with ``replace``, how
-            often a process of this node is started in place of one that has failed.
-        replace: whether the other ranks go on when one fails, and another process takes its place.
-        as_gloo: whether torch's backend gloo is RankMesh.
-        failure_grace: seconds for the other ranks to end by themselves after a failure.
-        stop_grace: seconds for a rank to end after a signal, before SIGKILL.
-        output_grace: seconds for the processes that hold the output of the ranks, once these have all ended with 0.
+        logs: where the ranks' output goes.
         remarks: notes about the given arguments, for the user.
         variables: the PET_ variables with options of this launcher.
+
+    The others are options of the same name.
     """
 
     program: tuple[str, ...]
@@ -83,6 +75,7 @@ class Options:
     master_port: int
     local_addr: str
     job: str
+    logs: LogOptions
     role: str
     max_restarts: int
     replace: bool
@@ -121,9 +114,9 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
     if given.gateway and (given.master_addr or given.master_port or given.rdzv_endpoint or given.standalone):
         parser.error("--gateway is the address of a running gateway: leave out --master-addr and the like")
     if min_nodes == nnodes > 1 and given.rdzv_backend == "c10d" and given.node_rank is None:
-        parser.error("nodes do not number themselves: give each its --node-rank, and 0 to the one that others reach")
+        parser.error("--nnodes N needs the --node-rank of each node; node 0 is the one that the others reach")
     if min_nodes == nnodes > 1 and given.gateway and given.node_rank is None:
-        parser.error("give each node its --node-rank")
+        parser.error("--nnodes N needs the --node-rank of each node")
     node_rank = given.node_rank
     if node_rank is None:
         node_rank = NO_NODE if min_nodes < nnodes else 0
@@ -150,136 +143,102 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
     if min_nodes < nnodes and not (given.master_addr or given.rdzv_endpoint or given.gateway):
         remarks += ("no --master-addr: only launchers on this host can join",)
     words = given.program[1:] if given.program[0] == "--" else given.program
-    return Options(
-        program=_program(parser, words[0], module=given.module, no_python=given.no_python),
-        arguments=tuple(words[1:]),
-        use_env=given.use_env,
-        name=os.path.basename(words[0]),
-        nproc=given.nproc_per_node,
-        nnodes=nnodes,
-        min_nodes=min_nodes,
-        node_rank=node_rank,
-        last_call=given.last_call,
-        external_gateway=bool(given.gateway),
-        master_addr=address,
-        master_port=port,
-        local_addr=given.local_addr,
-        job=given.rdzv_id,
-        role=given.role,
-        max_restarts=given.max_restarts,
-        replace=given.replace,
-        as_gloo=given.as_gloo,
-        failure_grace=given.failure_grace,
-        stop_grace=given.stop_grace,
-        output_grace=given.output_grace,
-        remarks=remarks,
-        variables=tuple(parser.variables),
-    )
+    logs = LogOptions(given.log_dir, given.redirects, given.tee, given.local_ranks_filter)
+    if logs.directory and not logs.has_files:
+        remarks += ("--log-dir: without --redirects or --tee no files are written",)
+    own = {each.name: getattr(given, each.name) for each in fields(Options) if hasattr(given, each.name)}
+    derived = {
+        "program": _program(parser, words[0], module=given.module, no_python=given.no_python),
+        "arguments": tuple(words[1:]),
+        "name": os.path.basename(words[0]),
+        "nproc": given.nproc_per_node,
+        "nnodes": nnodes,
+        "min_nodes": min_nodes,
+        "node_rank": node_rank,
+        "external_gateway": bool(given.gateway),
+        "master_addr": address,
+        "master_port": port,
+        "job": given.rdzv_id,
+        "logs": logs,
+        "remarks": remarks,
+        "variables": tuple(parser.variables),
+    }
+    return Options(**(own | derived))
 
 
 def _parser(prog: str, use_env: bool) -> Parser:
     parser = Parser(
         prog=prog,
         usage="%(prog)s [options] script.py [argument ...]",
-        description="Start a script as several ranks, host their gateway, and watch over them until they end.",
+        description="Start a script on several ranks, host their gateway, and supervise them until they end.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-
-    def add(*names: str, **how: Any) -> None:
-        parser.add_argument(*spellings(*names), **how)
-
-    ranks = "ranks on this node, or 'cpu': one a core, 'gpu': one a GPU, 'auto': gpu if there is one, else cpu"
-    add("nproc-per-node", type=_nproc, default=1, metavar="N", help=ranks)
-    add(
-        "nnodes",
-        type=_nodes,
-        default=(1, 1),
-        metavar="N",
-        help="nodes of the job (default: 1); MIN:MAX if nodes may be lost and join; or 'auto': what Slurm, mpirun or "
-        "Kubernetes started, one launcher a node",
-    )
-    add(
-        "node-rank",
-        type=_whole,
-        metavar="N",
-        help="which node this is, from 0 (default); node 0 hosts the gateway. With --nnodes MIN:MAX nodes need none: "
-        "the one with the address --master-addr hosts the gateway",
-    )
-    add(
-        "last-call",
-        type=_seconds,
-        default=LAST_CALL_SECONDS,
-        metavar="SECONDS",
-        help=f"how long to wait for more nodes once MIN are there (default: {LAST_CALL_SECONDS:g})",
-    )
-    add("master-addr", default="", metavar="HOST", help="address of node 0 (default: 127.0.0.1)")
-    add(
-        "master-port",
-        type=functools.partial(_number, 0, 65535),
-        metavar="PORT",
-        help=f"port of the gateway (default: any free one on one node, {DEFAULT_PORT} on several)",
-    )
-    add("gateway", type=_gateway, metavar="URL", help="a running gateway ('rankmesh gateway'), instead of node 0's")
-    add("rdzv-endpoint", type=_endpoint, metavar="HOST[:PORT]", help="--master-addr and --master-port in one")
-    add("rdzv-backend", choices=["static", "c10d"], default="static", help="either way the ranks meet at the gateway")
-    add("rdzv-id", default="", metavar="NAME", help="the job's name")
-    add("local-addr", default="", metavar="HOST", help="address of this node's ranks (default: one that node 0 sees)")
-    add("role", default="default", metavar="NAME", help="ROLE_NAME of the ranks")
-    parser.add_argument("-m", "--module", action="store_true", help="the script is a module: run it with 'python -m'")
-    add("no-python", action="store_true", help="the script is a program: run it without Python")
+    parser.add_options(_options())
     parser.add_argument(
         *("--use-env", "--use_env", "--use-env=True", "--use_env=True"),  # torch's documentation gives it a value
         action="store_true",
         default=use_env,
-        help="no --local-rank=LOCAL_RANK as the script's first argument" + (" (it is always so)" if use_env else ""),
+        help="no --local-rank=LOCAL_RANK as the script's first argument" + (" (always)" if use_env else ""),
     )
-    add(
-        "max-restarts",
-        type=_whole,
-        default=0,
-        metavar="N",
-        help="how often all ranks of the job start again after one has failed (default: 0); the same on all nodes",
-    )
-    add(
-        "replace",
-        action="store_true",
-        help="after a failure start that rank alone again, which joins when the others call grow_group(); they go on "
-        "meanwhile. At most N times on each node, with --max-restarts N",
-    )
-    add(
-        "as-gloo",
-        action="store_true",
-        help="torch's backend gloo is RankMesh at the ranks (RANKMESH_AS=gloo): for libraries that know no other name",
-    )
-    add(
-        "failure-grace",
-        type=_seconds,
-        default=5.0,
-        metavar="SECONDS",
-        help="how long the others may go on once a rank has failed (default: 5)",
-    )
-    add(
-        "stop-grace",
-        "shutdown-timeout",
-        type=_seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="how long a rank may take to end after a signal, before SIGKILL (default: 30)",
-    )
-    add(
-        "output-grace",
-        type=_seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="how long processes that the ranks have started may still write to their output once all ranks have "
-        "ended with 0, before SIGKILL (default: 30). Those with an output of their own are left alone",
-    )
-    take_theirs(parser)
+    parser.add_options(UNUSED, "torchrun's arguments that change nothing here")
     # PARSER is 'one or more, options included'; REMAINDER after a positional drops a '--' meant for the script.
     parser.add_argument("program", nargs=argparse.PARSER, metavar="script.py", help="the script and its arguments")
     return parser
+
+
+def _options() -> tuple[Option, ...]:
+    """Return the options that have an effect."""
+    nproc = "ranks on this node; or 'cpu': one a core, 'gpu': one a GPU, 'auto': gpu if there is one, else cpu"
+    nnodes = (
+        "nodes of the job (default: 1); MIN:MAX if nodes may be lost and join; or 'auto': what Slurm, mpirun or "
+        "Kubernetes started, one launcher a node"
+    )
+    node_rank = (
+        "number of this node, from 0 (default); node 0 hosts the gateway. Not needed with --nnodes MIN:MAX: the node "
+        "with the address --master-addr hosts it"
+    )
+    last_call = f"how long to wait for more nodes once MIN are there (default: {LAST_CALL_SECONDS:g})"
+    port = f"port of the gateway (default: any free one on one node, {DEFAULT_PORT} on several)"
+    restarts = "how often all ranks of the job start again after a failure (default: 0); the same on all nodes"
+    replace = (
+        "start a rank that fails again, alone; the others go on, and call grow_group() to let it join. At most N times "
+        "on each node, with --max-restarts N"
+    )
+    redirects = "write output to files, not here: 1 stdout, 2 stderr, 3 both; 0:1,1:3 for single local ranks"
+    stop_grace = "how long a rank may take to end after a signal, before SIGKILL (default: 30)"
+    output_grace = (
+        "how long processes that the ranks have started may still write to the ranks' output once all ranks have "
+        "ended with 0, before SIGKILL (default: 30)"
+    )
+    any_port = functools.partial(_number, 0, 65535)
+    return (
+        Option("nproc-per-node", nproc, "N", _nproc, 1),
+        Option("nnodes", nnodes, "N", _nodes, (1, 1)),
+        Option("node-rank", node_rank, "N", _whole, None),
+        Option("last-call", last_call, "SECONDS", _seconds, LAST_CALL_SECONDS),
+        Option("master-addr", "address of node 0 (default: 127.0.0.1)", "HOST"),
+        Option("master-port", port, "PORT", any_port, None),
+        Option("gateway", "a running gateway ('rankmesh gateway'), instead of node 0's", "URL", _gateway, None),
+        Option("rdzv-endpoint", "--master-addr and --master-port in one", "HOST[:PORT]", _endpoint, None),
+        Option("rdzv-backend", "'static' or 'c10d': the ranks meet at the gateway", "NAME", _backend, "static"),
+        Option("rdzv-id", "the job's name", "NAME"),
+        Option("local-addr", "address of this node's ranks (default: one that node 0 sees)", "HOST"),
+        Option("role", "ROLE_NAME of the ranks", "NAME", default="default"),
+        Option("-m module", "the script is a module: run it with 'python -m'"),
+        Option("no-python", "the script is a program: run it without Python"),
+        Option("max-restarts", restarts, "N", _whole, 0),
+        Option("replace", replace),
+        Option("as-gloo", "torch's backend gloo is RankMesh at the ranks (RANKMESH_AS=gloo)"),
+        Option("log-dir", "directory of the files of -r and -t (default: a new one in $TMPDIR)", "PATH"),
+        Option("-r redirects", redirects, "STREAMS", _streams, "0"),
+        Option("-t tee", "write output to files and here; values as of --redirects", "STREAMS", _streams, "0"),
+        Option("local-ranks-filter", "show here the output of these local ranks only", "N,N...", _local_ranks, ()),
+        Option("failure-grace", "how long the others may go on after a failure (default: 5)", "SECONDS", _seconds, 5.0),
+        Option("stop-grace shutdown-timeout", stop_grace, "SECONDS", _seconds, 30.0),
+        Option("output-grace", output_grace, "SECONDS", _seconds, 30.0),
+    )
 
 
 def _program(parser: argparse.ArgumentParser, script: str, *, module: bool, no_python: bool) -> tuple[str, ...]:
@@ -364,3 +323,20 @@ def _seconds(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
+
+
+def _backend(text: str) -> str:
+    if text not in ("static", "c10d"):
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose static or c10d)")
+    return text
+
+
+def _streams(text: str) -> str:
+    """Check a value of --redirects or --tee; LogOptions reads it."""
+    if not re.fullmatch(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 0 to 3, nor such numbers by local rank: 0:1,1:3")
+    return text
+
+
+def _local_ranks(text: str) -> tuple[int, ...]:
+    return tuple(_whole(each) for each in text.split(","))

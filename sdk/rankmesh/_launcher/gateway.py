@@ -85,10 +85,8 @@ class LauncherGateway:
         status = rank.exit_status
         if self._gateway is None or status is None or not status.shell_status:
             return
-        how = f"its process ended with {status}"
-        if status.signal is not None and status.signal == rank.sent:
-            how += " from the launcher"
-        elif status.signal == signal.SIGKILL:
+        how = f"its process ended with {rank.ending}"
+        if status.signal == signal.SIGKILL != rank.sent:
             how += ", sent by the kernel when memory runs out, or by kill -9"
         self._gateway.registry.process_exited(self._job.job, rank.number, rank.pid, socket.gethostname(), how)
 

@@ -1,11 +1,18 @@
-"""The launcher's own stdout and stderr, written without blocking on their reader."""
+"""Where the ranks' output goes: the launcher's own stdout and stderr, and files with torchrun's names.
+
+The files are ``<log-dir>/<job>_<random>/attempt_<number>/<local rank>/stdout.log`` and ``stderr.log``.
+Source: torch.distributed.elastic.multiprocessing.DefaultLogsSpecs
+"""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import select
+import tempfile
 from collections.abc import Iterable
+from typing import NamedTuple
 
 _FULL = 1 << 20
 _ERASE_LINE = b"\r\x1b[K"
@@ -19,11 +26,13 @@ class TerminalWriter:
     a full disk: then later output is tried again.
 
     Attributes:
+        name: ``stdout`` or ``stderr``, for messages.
         lost: the first error because of which output is missing from a file; None without one.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self.name = "stdout" if fd == 1 else "stderr"
         self.lost: OSError | None = None
         self._queue = bytearray()
         self._gone = False
@@ -79,7 +88,117 @@ class TerminalWriter:
         return line.decode(errors="replace")[: width - 1].encode()
 
 
-def standard_writers() -> tuple[TerminalWriter, TerminalWriter]:
-    """Return the writers of stdout and stderr: one object if both are the same file, which keeps the order."""
-    stdout = TerminalWriter(1)
-    return stdout, stdout if os.path.sameopenfile(1, 2) else TerminalWriter(2)
+class LogFile:
+    """A file with the output of a rank.
+
+    Raises:
+        OSError: the file cannot be opened.
+
+    Attributes:
+        name: its path.
+        lost: the first error because of which output is missing from it; None without one.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self.lost: OSError | None = None
+        self._file = io.FileIO(path, "a")
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            self.lost = self.lost or error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class LogOptions(NamedTuple):
+    """torchrun's options for the output of ranks.
+
+    Attributes:
+        directory: of the files; empty for a new one.
+        redirects: which streams are written to files and not shown: 1 stdout, 2 stderr, 3 both, or by local rank
+            ``0:1,1:3``.
+        tee: which are written to files and shown.
+        shown: the local ranks whose output is shown; empty for all.
+    """
+
+    directory: str = ""
+    redirects: str = "0"
+    tee: str = "0"
+    shown: tuple[int, ...] = ()
+
+    @property
+    def has_files(self) -> bool:
+        """True if a stream is written to a file."""
+        return any(each.rpartition(":")[2] != "0" for each in f"{self.redirects},{self.tee}".split(","))
+
+
+class Output(NamedTuple):
+    """Where a stream of a rank goes: to the launcher's own, None if it is not shown there, and to a file."""
+
+    writer: TerminalWriter | None
+    file: LogFile | None = None
+
+
+class Outputs:
+    """The outputs of a launcher.
+
+    Args:
+        logs: its options.
+        job: the job's name, a part of the directory's.
+
+    Raises:
+        ValueError: there is no such directory, or no file can be made in it.
+
+    Attributes:
+        writers: of the launcher's stdout and stderr: one object if both are the same file, which keeps the order.
+        directory: the directory of the job's files; empty without any.
+    """
+
+    def __init__(self, logs: LogOptions, job: str) -> None:
+        stdout = TerminalWriter(1)
+        self.writers = stdout, stdout if os.path.sameopenfile(1, 2) else TerminalWriter(2)
+        self.directory = ""
+        self._logs = logs
+        if logs.has_files:
+            try:
+                parent = logs.directory or tempfile.mkdtemp(prefix="rankmesh_")
+                os.makedirs(parent, exist_ok=True)
+                self.directory = tempfile.mkdtemp(prefix=f"{job}_", dir=parent)
+            except OSError as error:
+                place = logs.directory or tempfile.gettempdir()
+                raise ValueError(f"--log-dir: no directory can be made in {place}: {error.strerror}") from error
+
+    def of_rank(self, local_rank: int, attempt: int) -> tuple[Output, Output]:
+        """Return where stdout and stderr of a rank go.
+
+        Raises:
+            OSError: a file cannot be opened.
+        """
+        stdout, stderr = (self._output(stream, local_rank, attempt) for stream in (0, 1))
+        return stdout, stderr
+
+    def _output(self, stream: int, local_rank: int, attempt: int) -> Output:
+        teed = _streams(self._logs.tee, local_rank) >> stream & 1
+        redirected = _streams(self._logs.redirects, local_rank) >> stream & 1
+        shown = (teed or not redirected) and local_rank in (self._logs.shown or (local_rank,))
+        writer = self.writers[stream] if shown else None
+        if not teed and not redirected:
+            return Output(writer)
+        folder = os.path.join(self.directory, f"attempt_{attempt}", str(local_rank))
+        os.makedirs(folder, exist_ok=True)
+        return Output(writer, LogFile(os.path.join(folder, ("stdout.log", "stderr.log")[stream])))
+
+
+def _streams(option: str, local_rank: int) -> int:
+    """Return the streams of a rank that a value of --redirects or --tee names."""
+    if ":" not in option:
+        return int(option)
+    by_rank = dict(each.split(":") for each in option.split(","))
+    return int(by_rank.get(str(local_rank), 0))

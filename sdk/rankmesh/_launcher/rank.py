@@ -14,7 +14,7 @@ from typing import IO
 
 from rankmesh._launcher.holders import holders
 from rankmesh._launcher.line_buffer import LineBuffer
-from rankmesh._launcher.output import TerminalWriter
+from rankmesh._launcher.output import Output
 
 TAIL_LINES = 10
 """Last lines of a stream that are kept for the report."""
@@ -53,23 +53,29 @@ class ExitStatus:
 
 
 class Stream:
-    """The pipe from a rank's stdout or stderr to a writer; ``tail`` keeps the last lines."""
+    """The pipe from a rank's stdout or stderr to an output; ``tail`` keeps the last lines."""
 
-    def __init__(self, pipe: IO[bytes], name: str, prefix: bytes, writer: TerminalWriter) -> None:
+    def __init__(self, pipe: IO[bytes], name: str, prefix: bytes, output: Output) -> None:
         os.set_blocking(pipe.fileno(), False)
         self.name = name
-        self.writer = writer
+        self.file = output.file
         self.fd = pipe.fileno()
         self.inode = os.fstat(self.fd).st_ino
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._pipe = pipe
         self._prefix = prefix
+        self._writer = output.writer
         self._cutter = LineBuffer()
 
     @property
     def closed(self) -> bool:
         """True if the stream has ended."""
         return self._pipe.closed
+
+    @property
+    def blocked(self) -> bool:
+        """True if the stream must not be read for now."""
+        return self._writer is not None and self._writer.full
 
     def read_some(self) -> int:
         """Forward the available bytes and return their number. Closes the pipe at the end of the stream."""
@@ -78,6 +84,8 @@ class Stream:
         except BlockingIOError:
             return 0
         if data:
+            if self.file is not None:
+                self.file.write(data)
             self._forward(self._cutter.feed(data), self._cutter.unfinished())
         else:
             self._close()
@@ -101,11 +109,14 @@ class Stream:
     def _close(self) -> None:
         self._forward(self._cutter.close(), b"")
         self._pipe.close()
+        if self.file is not None:
+            self.file.close()
 
     def _forward(self, lines: list[bytes], unfinished: bytes) -> None:
         self.tail.extend(line[:_TAIL_BYTES] for line in lines)
-        drawn = self._prefix + unfinished if unfinished else b""
-        self.writer.write_lines([self._prefix + line for line in lines], self, drawn)
+        if self._writer is not None:
+            drawn = self._prefix + unfinished if unfinished else b""
+            self._writer.write_lines([self._prefix + line for line in lines], self, drawn)
 
 
 class Rank:
@@ -135,7 +146,7 @@ class Rank:
         environment: Mapping[str, str],
         *,
         stdin: int | None,
-        writers: tuple[TerminalWriter, TerminalWriter],
+        outputs: tuple[Output, Output],
         before_exec: Callable[[], None],
     ) -> None:
         process = subprocess.Popen(
@@ -156,8 +167,8 @@ class Rank:
         self.pidfd = os.pidfd_open(process.pid)
         self.started = time.monotonic()
         self.streams = (
-            Stream(process.stdout, "stdout", prefix, writers[0]),
-            Stream(process.stderr, "stderr", prefix, writers[1]),
+            Stream(process.stdout, "stdout", prefix, outputs[0]),
+            Stream(process.stderr, "stderr", prefix, outputs[1]),
         )
         self.exit_status: ExitStatus | None = None
         self.sent: signal.Signals | None = None
@@ -173,6 +184,13 @@ class Rank:
     def ended_by_itself(self) -> bool:
         """True if the process has ended before the launcher sent it a signal."""
         return self.exit_status is not None and self.sent is None
+
+    @property
+    def ending(self) -> str:
+        """How the process ended: ``signal SIGTERM (15) from the launcher``."""
+        status = self.exit_status
+        sent = status is not None and status.signal is not None and status.signal == self.sent
+        return f"{status} from the launcher" if sent else str(status)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process group, and continue what is stopped, which receives it only then."""

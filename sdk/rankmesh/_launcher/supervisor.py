@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rankmesh._launcher.failure import JobFailure
 from rankmesh._launcher.failure_file import FailureFile
 from rankmesh._launcher.holders import command_of
-from rankmesh._launcher.output import TerminalWriter
+from rankmesh._launcher.output import LogFile, TerminalWriter
 from rankmesh._launcher.rank import Rank, Stream
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh_agent.wire.schemas import RankInfo
@@ -88,7 +88,7 @@ class Supervisor:
         self._must_end = False
         self._unreleased: list[Rank] = []
         self._holders_reported = False
-        self._losses_reported: set[TerminalWriter] = set()
+        self._losses_reported: set[TerminalWriter | LogFile] = set()
         self._selector = selectors.PollSelector()  # epoll refuses the regular files that output is sent to
         self._selector.register(inbox.fd, selectors.EVENT_READ, inbox)
         if rendezvous is not None:
@@ -106,7 +106,9 @@ class Supervisor:
             return 1
         if self.signal is not None:
             return 128 + self.signal
-        return OUTPUT_LOST if any(writer.lost for writer in self._writers) else 0
+        files = [stream.file for rank in self._ranks for stream in rank.streams if stream.file is not None]
+        lost = [output.lost for outputs in (self._writers, files) for output in outputs]
+        return OUTPUT_LOST if any(lost) else 0
 
     def failure(self) -> JobFailure | None:
         """Return the failure of the job as far as it is known, None without one."""
@@ -147,6 +149,7 @@ class Supervisor:
             match source:
                 case Stream() if not source.closed:
                     source.read_some()
+                    self._report_loss(source.file)
                 case TerminalWriter():
                     source.write_some()
                     self._report_loss(source)
@@ -165,7 +168,7 @@ class Supervisor:
             self._watch(writer, selectors.EVENT_WRITE, writer.pending)
         for rank in {*self._ranks, *self._unreleased}:
             for stream in rank.streams:
-                self._watch(stream, selectors.EVENT_READ, not stream.closed and not stream.writer.full)
+                self._watch(stream, selectors.EVENT_READ, not stream.closed and not stream.blocked)
 
     def _watch(self, source: TerminalWriter | Stream, events: int, wanted: bool) -> None:
         watched = source.fd in self._selector.get_map()
@@ -300,12 +303,11 @@ class Supervisor:
     def _holders(self) -> list[int]:
         return sorted({pid for rank in self._unreleased for pid in rank.holders()})
 
-    def _report_loss(self, writer: TerminalWriter) -> None:
+    def _report_loss(self, output: TerminalWriter | LogFile | None) -> None:
         """Report once that output could not be written: on stderr, if that is possible."""
-        if writer.lost is not None and writer not in self._losses_reported:
-            self._losses_reported.add(writer)
-            name = "stdout" if writer.fd == 1 else "stderr"
-            self._message(f"cannot write to {name}, and output is lost: {writer.lost.strerror}")
+        if output is not None and output.lost is not None and output not in self._losses_reported:
+            self._losses_reported.add(output)
+            self._message(f"cannot write to {output.name}, and output is lost: {output.lost.strerror}")
 
     def _stop(self, number: signal.Signals) -> None:
         """Signal the ranks, and set the deadline for SIGKILL."""

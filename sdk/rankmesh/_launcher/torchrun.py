@@ -1,4 +1,4 @@
-"""torchrun's forms of arguments: abbreviated, from PET_ variables, and those without effect here, with a remark.
+"""torchrun's forms of arguments: abbreviated, from PET_ variables, and options without effect here.
 
 Source: https://pytorch.org/docs/stable/elastic/run.html
 """
@@ -6,37 +6,53 @@ Source: https://pytorch.org/docs/stable/elastic/run.html
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-_NO_FILES = "all output comes here, no files are written"
-_FLAGS = {
-    "standalone": "one node",
-    "run-path": "run the script in a Python of its own",
-}
-"""Flags whose effect is always on."""
-_VALUES = {
-    "monitor-interval": "the launcher learns of a rank's end at once",
-    "start-method": "ranks are started afresh",
-}
-"""Options without meaning here."""
-_IGNORED = {
-    "rdzv-conf": "the gateway needs none",
-    "log-dir": _NO_FILES,
-    "redirects": _NO_FILES,
-    "tee": _NO_FILES,
-    "local-ranks-filter": "the output of all ranks is shown",
-    "duplicate-stdout-filters": _NO_FILES,
-    "duplicate-stderr-filters": _NO_FILES,
-    "event-log-handler": "there are no handlers; the gateway serves events over HTTP",
-    "logs-specs": _NO_FILES,
-    "numa-binding": "ranks are not bound to NUMA nodes",
-    "signals-to-handle": "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks",
-}
-"""Options whose effect is missing: each use is remarked on."""
-_IGNORED_FLAGS = {"virtual-local-rank": "LOCAL_RANK counts the ranks of a node, and each sees all GPUs"}
-_SHORT = {"redirects": "-r", "tee": "-t"}
+
+class Option(NamedTuple):
+    """An option of the launcher.
+
+    Attributes:
+        names: its names, each with dashes or, like torchrun's, underscores; a short form may come first.
+        help: description; of an option without effect the reason.
+        metavar: name of its value; empty for a flag.
+        type: converts the value.
+        default: its default.
+        remark: whether its use is remarked on, as the effect is missing.
+    """
+
+    names: str
+    help: str
+    metavar: str = ""
+    type: Callable[[str], Any] = str
+    default: Any = ""
+    remark: bool = False
+
+    @property
+    def spellings(self) -> list[str]:
+        """The option's forms on a command line."""
+        short = [name for name in self.names.split() if name.startswith("-")]
+        long = [form for name in self.names.split() if name not in short for form in (name, name.replace("-", "_"))]
+        return [*short, *(f"--{name}" for name in dict.fromkeys(long))]
+
+
+UNUSED = (
+    Option("standalone", "one node"),
+    Option("run-path", "run the script in a Python of its own"),
+    Option("monitor-interval", "the launcher learns of a rank's end at once", "VALUE"),
+    Option("start-method", "ranks are new processes", "VALUE"),
+    Option("rdzv-conf", "the gateway needs none", "VALUE", remark=True),
+    Option("duplicate-stdout-filters", "no lines are written a second time", "VALUE", remark=True),
+    Option("duplicate-stderr-filters", "no lines are written a second time", "VALUE", remark=True),
+    Option("event-log-handler", "there are no handlers; the gateway serves events over HTTP", "VALUE", remark=True),
+    Option("logs-specs", "--log-dir, -r and -t are the options for files", "VALUE", remark=True),
+    Option("numa-binding", "ranks are not bound to NUMA nodes", "VALUE", remark=True),
+    Option("signals-to-handle", "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks", "VALUE", remark=True),
+    Option("virtual-local-rank", "LOCAL_RANK counts the ranks of a node, and each sees all GPUs", remark=True),
+)
+"""torchrun's options without effect here."""
 _PLACE = {"master_addr", "master_port", "rdzv_endpoint"}
 _OUTRANKED = {
     "gateway": {*_PLACE, "standalone"},
@@ -56,6 +72,18 @@ class Parser(argparse.ArgumentParser):
 
     variables: Mapping[str, str] = MappingProxyType({})
     used: tuple[str, ...] = ()
+
+    def add_options(self, options: Iterable[Option], title: str = "") -> None:
+        """Add options, below a title if there is one; each use of one with a remark adds a line to ``remarks``."""
+        self.set_defaults(remarks=())
+        target = self.add_argument_group(title) if title else self
+        for option in options:
+            value: dict[str, Any] = {"metavar": option.metavar, "type": option.type, "default": option.default}
+            if option.remark:
+                value = {"action": _Remark, "metavar": option.metavar, "nargs": None if option.metavar else 0}
+            elif not option.metavar:
+                value = {"action": "store_true"}
+            target.add_argument(*option.spellings, help=option.help, **value)
 
     def complete(self, argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """Return a command line with the options of the environment before its own, and no abbreviated ones."""
@@ -108,27 +136,7 @@ class Parser(argparse.ArgumentParser):
         super().error(f"{message} (from the environment: {', '.join(self.used)})" if self.used else message)
 
 
-def spellings(*names: str) -> list[str]:
-    """Return the options of these names with dashes and, like torchrun, with underscores."""
-    return list(dict.fromkeys(f"--{spelt}" for name in names for spelt in (name, name.replace("-", "_"))))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add torchrun's arguments to a parser; the namespace's ``remarks`` has a line for each one used without effect."""
-    parser.set_defaults(remarks=())
-    group = parser.add_argument_group("torchrun's arguments that change nothing here")
-    for name, why in _FLAGS.items():
-        group.add_argument(*spellings(name), action="store_true", help=why)
-    for name, why in _VALUES.items():
-        group.add_argument(*spellings(name), metavar="…", help=why)
-    for name, why in _IGNORED.items():
-        short = [_SHORT[name]] if name in _SHORT else []
-        group.add_argument(*short, *spellings(name), action=_Ignored, metavar="…", help=why)
-    for name, why in _IGNORED_FLAGS.items():
-        group.add_argument(*spellings(name), action=_Ignored, nargs=0, help=why)
-
-
-class _Ignored(argparse.Action):
+class _Remark(argparse.Action):
     """Adds a remark on an argument, unless its value is 0, torchrun's default."""
 
     def __call__(

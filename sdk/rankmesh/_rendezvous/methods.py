@@ -195,10 +195,10 @@ def _env_locator(rank: int, world_size: int, settings: Settings) -> GatewayLocat
     if settings.master_port is None:
         raise ValueError(
             "env:// needs MASTER_PORT, the port of the gateway that rank 0 hosts (and MASTER_ADDR, its host); "
-            f"{_LAUNCHERS} say them"
+            f"{_LAUNCHERS} set them"
         )
     if settings.master_addr is None and rank != 0:
-        raise ValueError(f"env:// needs MASTER_ADDR, the host of rank 0; {_LAUNCHERS} say it")
+        raise ValueError(f"env:// needs MASTER_ADDR, the host of rank 0; {_LAUNCHERS} set it")
     if settings.torchrun_store and settings.master_addr is not None:
         return StoreLocator(torchrun_store(settings.master_addr, settings.master_port), rank, settings)
     return _at_address(settings.master_addr or LOOPBACK, settings.master_port, rank, world_size, settings)

@@ -62,7 +62,7 @@ def hosting_parameter(url: SplitResult) -> Hosting | None:
     if values is None:
         return None
     if values[-1] not in get_args(Hosting):
-        raise ValueError(f"hosting={values[-1]!r} in the init_method: say 'attached' or 'embedded', or leave it out")
+        raise ValueError(f"hosting={values[-1]!r} in the init_method must be 'attached' or 'embedded'")
     return cast(Hosting, values[-1])
 
 

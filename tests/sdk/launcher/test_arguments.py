@@ -11,6 +11,7 @@ import pytest
 
 from rankmesh._launcher import arguments, devices
 from rankmesh._launcher.arguments import DEFAULT_PORT, parse
+from rankmesh._launcher.output import LogOptions
 from rankmesh._launcher.plan import plan
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.credentials import for_job
@@ -64,7 +65,11 @@ def test_options(argv: list[str], expected: dict[str, object], script: str) -> N
             ["--nproc_per", "3", "--max=2", "--rdzv-end=node0:1"],
             {"nproc": 3, "max_restarts": 2, "master_addr": "node0"},
         ),
-        (["-r", "3", "-t3", "--nproc", "3"], {"nproc": 3}),
+        (["-r", "3", "-t0:1,12:2", "--nproc", "3"], {"nproc": 3, "logs": LogOptions("", "3", "0:1,12:2")}),
+        (
+            ["--log-d=x", "--redir=0:1", "--local-r", "0,2"],
+            {"logs": LogOptions("x", "0:1", shown=(0, 2)), "remarks": ()},
+        ),
     ],
 )
 def test_options_may_be_abbreviated_where_they_are_unambiguous(
@@ -127,7 +132,7 @@ def environment_of(options: arguments.Options, base: dict[str, str]) -> dict[str
         ({"PET_NNODES": "many"}, "'many' is not a whole number (from the environment: PET_NNODES=many)"),
         ({"PET_STANDALONE": "yes"}, "PET_STANDALONE='yes' is not 0 or 1"),
         ({"PET_RDZV_BACKEND": "etcd"}, "invalid choice: 'etcd'"),
-        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d"}, "give each its --node-rank"),
+        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d"}, "needs the --node-rank of each node"),
     ],
 )
 def test_an_option_of_the_environment_that_is_refused_is_named(
@@ -231,12 +236,11 @@ def test_the_local_rank_counts_the_ranks_of_a_node(script: str) -> None:
 
 
 def test_arguments_that_change_nothing_are_remarked_on(script: str) -> None:
-    given = ["--log_dir", "2", "-t", "3", "-r=0", "--virtual-local-rank", "--local-ranks-filter=0,1"]
+    given = ["--rdzv_conf", "2", "--virtual-local-rank", "--numa-binding=0", "--log-dir=logs", "-r=0"]
     assert [remark.partition(":")[0] for remark in parse([*given, script]).remarks] == [
-        "--log_dir",
-        "-t",
+        "--rdzv_conf",
         "--virtual-local-rank",
-        "--local-ranks-filter",
+        "--log-dir",
     ]
 
 
@@ -289,9 +293,12 @@ def test_role_and_address_of_a_node(script: str) -> None:
         (["--nnodes", "1:2", "--gateway", "host1"], "not the URL of a gateway"),
         (["--nnodes", "1:2", "--gateway", "https://host1:1"], "not the URL of a gateway"),
         (["--nnodes", "1:2", "--gateway", "host1:1", "--master-addr", "host1"], "leave out --master-addr"),
-        (["--nnodes", "2", "--gateway", "host1:1"], "give each node its --node-rank"),
-        (["--nnodes", "2", "--rdzv-backend", "c10d"], "give each its --node-rank"),
+        (["--nnodes", "2", "--gateway", "host1:1"], "needs the --node-rank of each node"),
+        (["--nnodes", "2", "--rdzv-backend", "c10d"], "needs the --node-rank of each node"),
         (["--nnodes", "2", "--rdzv-endpoint", "node0:0"], "cannot know"),
+        (["--redirects", "4"], "'4' is not 0 to 3"),
+        (["--tee", "0:1,1"], "'0:1,1' is not 0 to 3"),
+        (["--local-ranks-filter", "0,x"], "'x' is not a whole number"),
         (["--rdzv-backend", "etcd"], "invalid choice: 'etcd'"),
         (["--rdzv-endpoint", "node0:port"], "'node0:port' is not a host, or host:port"),
     ],

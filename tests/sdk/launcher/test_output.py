@@ -10,10 +10,11 @@ import struct
 import termios
 import tty
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from rankmesh._launcher.output import TerminalWriter
+from rankmesh._launcher.output import LogFile, LogOptions, Outputs, TerminalWriter
 
 
 @pytest.fixture
@@ -87,3 +88,34 @@ def test_a_terminal_gets_no_unfinished_line_that_would_wrap(terminal: tuple[int,
     writer = TerminalWriter(output)
     writer.write_lines([], "rank 0", ("ä" * 30).encode())
     assert written(writer, screen) == ("ä" * 19).encode()
+
+
+@pytest.mark.parametrize(
+    ("redirects", "tee", "shown", "expected"),
+    [
+        ("0", "0", (), ("show", "show", "show", "show")),
+        ("3", "0", (), ("file", "file", "file", "file")),
+        ("1", "2", (), ("file", "both", "file", "both")),
+        ("1:2", "0", (), ("show", "show", "show", "file")),
+        ("0:1,1:3", "1:1,7:3", (), ("file", "show", "both", "file")),
+        ("0", "0:1", (1,), ("file", "none", "show", "show")),
+        ("2", "1", (0, 7), ("both", "file", "file", "file")),
+    ],
+)
+def test_streams_are_shown_or_written_to_files(
+    redirects: str, tee: str, shown: tuple[int, ...], expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    outputs = Outputs(LogOptions(str(tmp_path), redirects, tee, shown), "job")
+    kinds = {(True, False): "show", (False, True): "file", (True, True): "both", (False, False): "none"}
+    made = [output for local_rank in (0, 1) for output in outputs.of_rank(local_rank, 0)]
+    assert tuple(kinds[output.writer is not None, output.file is not None] for output in made) == expected
+    for output in made:
+        if output.file is not None:
+            output.file.close()
+
+
+def test_a_full_disk_loses_output_of_a_file() -> None:
+    file = LogFile("/dev/full")
+    file.write(b"line")
+    assert file.lost is not None
+    file.close()

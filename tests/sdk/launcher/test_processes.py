@@ -102,7 +102,7 @@ def test_environment_and_prefixes(job: Job) -> None:
         print(sys.argv[1:], file=sys.stderr)
     """)
     code, stdout, stderr = job.run(
-        "--nproc_per_node", "3", "--standalone", "--tee", "3", "script.py", "--nnodes=7", "--", "-m"
+        "--nproc_per_node", "3", "--standalone", "--rdzv-conf=timeout=9", "script.py", "--nnodes=7", "--", "-m"
     )
     assert code == 0
     ranks = {}
@@ -127,7 +127,7 @@ def test_environment_and_prefixes(job: Job) -> None:
     assert told["RANKMESH_TOKEN"] not in stderr
     assert told["RANKMESH_JOB"].startswith("script-")
     assert f"curl {told['RANKMESH_GATEWAY']}/health" in stderr
-    assert "[rankmesh] --tee: " in stderr, "what torchrun would do and this launcher does not"
+    assert "[rankmesh] --rdzv-conf: the gateway needs none" in stderr
 
 
 def test_torch_distributed_launch_passes_the_local_rank(job: Job) -> None:
@@ -137,6 +137,33 @@ def test_torch_distributed_launch_passes_the_local_rank(job: Job) -> None:
     assert sorted(stdout.splitlines()) == [
         f"[rank {rank}] ['--local-rank={rank}', '--steps=7'] {rank}" for rank in range(2)
     ]
+
+
+def test_output_goes_to_files_with_torchruns_names(job: Job, tmp_path: Path) -> None:
+    job.script("print('begun'); sys.exit('broken' if os.environ['RANK'] == '1' else 0)")
+    logs = ("--rdzv-id=job", f"--log-dir={tmp_path / 'new/logs'}", "--redirects=1:3", "--tee=0:1")
+    code, stdout, stderr = job.run("--nproc-per-node=2", "--max-restarts=1", *logs, "script.py")
+    assert (code, stdout) == (1, "[rank 0] begun\n" * 2)
+    (folder,) = (tmp_path / "new/logs").glob("job_*")
+    assert f"[rankmesh] output files in {folder}\n" in stderr
+    assert f"  the end of its stderr ({folder}/attempt_1/1/stderr.log):\n[rankmesh]   | broken\n" in stderr
+    assert {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.log")} == {
+        f"attempt_{attempt}/{name}": text
+        for attempt in (0, 1)
+        for name, text in (("0/stdout.log", "begun\n"), ("1/stdout.log", "begun\n"), ("1/stderr.log", "broken\n"))
+    }
+    (tmp_path / "file").touch()
+    code, stdout, stderr = job.run("-r1", f"--log-dir={tmp_path / 'file'}", "script.py")
+    assert (code, stdout) == (2, "")
+    assert stderr == f"rankmesh run: --log-dir: no directory can be made in {tmp_path / 'file'}: File exists\n"
+
+
+def test_modules_and_programs(job: Job) -> None:
+    job.script("print('as', __name__, __spec__.name)", "some_module.py")
+    code, stdout, _ = job.run("-m", "some_module")
+    assert (code, stdout) == (0, "[rank 0] as __main__ some_module\n")
+    code, stdout, _ = job.run("--no-python", "sh", "-c", "echo $RANK; exit 9")
+    assert (code, stdout) == (9, "[rank 0] 0\n")
 
 
 def test_the_gateway_answers_during_the_run(job: Job) -> None:
@@ -217,6 +244,42 @@ def test_bytes_that_are_no_text_progress_bars_and_a_last_line_without_newline(jo
         b"[rank 0] 100%",
         b"[rank 0] \xfe",
     ]
+
+
+def test_a_progress_bar_on_a_terminal_is_redrawn_in_place(job: Job) -> None:
+    job.script(r"""
+        for percent in (1, 2):
+            print(f"\r{percent}%", end="", file=sys.stderr)
+            sys.stdin.readline()
+        print(file=sys.stderr)
+    """)
+    screen, terminal = pty.openpty()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "rankmesh.run", "script.py"],
+        cwd=job.folder,
+        stdin=subprocess.PIPE,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    assert launcher.stdin is not None
+    job.launchers.append(launcher)
+    shown = b""
+
+    def see(text: bytes) -> None:
+        nonlocal shown
+        while text not in shown:
+            assert select.select([screen], [], [], DEADLINE)[0], shown
+            shown += os.read(screen, 4096)
+
+    see(b"[rank 0] 1%")
+    launcher.stdin.write(b"\n")
+    launcher.stdin.flush()
+    see(b"[rank 0] 1%\r\x1b[K[rank 0] 2%")
+    launcher.stdin.close()
+    see(b"\r\x1b[K[rank 0] 2%\r\n")
+    assert launcher.wait(DEADLINE) == 0
+    os.close(screen)
 
 
 def test_pdb_on_any_rank_reads_the_terminal(job: Job) -> None:
