@@ -210,68 +210,6 @@ byId("token-form").addEventListener("submit", async (event) => {
     field.focus();
   }
 });
-byId("retry"), state.kind === "lost");
-  show(byId("forget"), history.state?.session === true);
-  document.body.dataset.connection = state.kind;
-  stops(pill);
-  if (state.kind === "live") {
-    pill.dataset.tone = "good";
-    say(pill, "live");
-    show(byId("ask"), false);
-    if (lost) {
-      tell("The connection to the gateway is back.");
-    }
-    lost = false;
-  } else if (state.kind === "lost") {
-    pill.dataset.tone = "bad";
-    const since = clock((Date.now() - (performance.now() - state.since)) / 1000);
-    counts(pill, 0, performance.now(), () => {
-      const left = Math.ceil((state.retryAt - performance.now()) / 1000);
-      const ago = age((performance.now() - state.since) / 1000);
-      return `connection lost since ${since} (${ago}): ${state.reason}; ${left > 0 ? `next try in ${left} s` : "trying"}`;
-    });
-    if (!lost) {
-      tell(`The connection to the gateway is lost: ${state.reason}. The data shown are from ${since}.`);
-    }
-    lost = true;
-  } else if (state.kind === "refused") {
-    pill.dataset.tone = state.error.status === 401 ? "warn" : "bad";
-    say(pill, state.error.status === 401 ? "token wanted" : "refused");
-    refused(state.error);
-  } else {
-    pill.dataset.tone = "quiet";
-    say(pill, "connecting");
-  }
-}
-
-function refused(error) {
-  const had = memory.get() !== "";
-  memory.set("");
-  show(byId("forget"), false);
-  show(byId("cluster"), false);
-  show(byId("ask"), true);
-  const ended = "This is not the gateway's token, or the session has ended: rankmesh dashboard prints a link to another.";
-  const wrong = error.status === 401 ? (had ? ended : "") : error.message;
-  say(byId("token-error"), wrong || problem);
-  byId("token").focus();
-}
-
-byId("token-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const field = byId("token");
-  const token = field.value.trim();
-  // The characters of a header value; a token with others cannot be the gateway's.
-  if (!/^[\x21-\x7e]+$/.test(token)) {
-    say(byId("token-error"), "A token consists of letters, digits and signs, without spaces.");
-    field.focus();
-    return;
-  }
-  field.value = "";
-  say(byId("token-error"), "");
-  problem = "";
-  memory.set(token);
-  connect();
-});
 byId("retry").addEventListener("click", () => feed.hurry());
 byId("forget").addEventListener("click", async () => {
   await ask("v1/dashboard/sessions", { method: "DELETE" }).catch(() => {}); // its end is the gateway's, too

@@ -117,6 +117,7 @@ export class Feed {
       return;
     }
     if (error instanceof RefusedError) {
+      this.stop();
       this.onState({ kind: "refused", error });
       return;
     }

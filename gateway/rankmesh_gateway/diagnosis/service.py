@@ -76,7 +76,8 @@ class DiagnosisService:
         if patience is not None and (self._latest is None or self._latest.done()):
             self._latest = asyncio.ensure_future(self._diagnose(patience))
         found = await asyncio.shield(self.refresh_soon())
-        findings, ranks = ([each for each in part if job in (None, each.job)] for part in (found.findings, found.ranks))
+        findings = [each for each in found.findings if job in (None, each.job)]
+        ranks = [each for each in found.ranks if job in (None, each.job)]
         return Diagnosis(not findings, found.time, findings, ranks, find_problems(self._registry, findings, job))
 
     async def details(self, rank: int, job: str | None = None) -> RankDetails:
