@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,9 +12,11 @@ HELD_UP_SECONDS = 10.0
 """Age from which a call that ranks are missing from is held up."""
 
 JobState = Literal["forming", "running", "failing", "failed", "ended"]
-StallKind = Literal[
-    "failed", "joining", "stopped", "ended", "silent", "order", "messages", "tags", "key", "elsewhere", "slow"
-]
+ProblemKind = Literal[
+    "failed", "joining", "stopped", "ended", "silent", "order", "messages", "tags", "key", "elsewhere", "slow",
+    "suspect", "agent", "group", "call", "busy",
+]  # fmt: skip
+Severity = Literal["failed", "warning", "note"]
 
 
 @dataclass
@@ -58,7 +59,7 @@ class GroupInFlight:
         arrived: the global ranks that are in the call, as last reported.
         missing: the global ranks that have not begun it, as last reported.
         differing: the call at the members (global rank, as text) that make another one.
-        held_up: see ``is_held_up``.
+        held_up: whether ranks have been missing for HELD_UP_SECONDS.
     """
 
     job: str
@@ -73,11 +74,6 @@ class GroupInFlight:
     missing: list[int]
     differing: dict[str, str]
     held_up: bool = False
-
-
-def is_held_up(age: float, missing: Sequence[int]) -> bool:
-    """Return whether a call in flight is held up, by its age and the ranks that are missing from it."""
-    return bool(missing) and age >= HELD_UP_SECONDS
 
 
 @dataclass
@@ -116,28 +112,32 @@ class JobStore:
 
 
 @dataclass
-class Stall:
-    """A cause that holds up ranks, in words.
+class Problem:
+    """What is wrong with ranks, a group or an agent, in words.
 
     Attributes:
-        kind: ``failed``: the rank has failed; ``joining``: a world is not complete; ``stopped``, ``ended``, ``silent``:
-            its agent does not answer, or left no dump; ``order``: ranks wait for each other in collectives, or make
-            different ones under one number; ``messages``: in messages;
-            ``tags``: in messages whose tags differ; ``key``: it waits for a key of the store; ``elsewhere``: it is in
-            the user's code; ``slow``: all ranks are in the call.
-        job: the job.
+        kind: of a finding, which a diagnosis makes of what agents answer: ``failed``: the rank has failed; ``joining``:
+            a world is not complete; ``stopped``, ``ended``, ``silent``: its agent does not answer, or left no dump;
+            ``order``: ranks wait for each other in collectives, or make different ones under one number;
+            ``messages``: in messages; ``tags``: in messages whose tags differ; ``key``: it waits for a key of the
+            store; ``elsewhere``: it is in the user's code; ``slow``: all ranks are in the call. Of other problems:
+            ``suspect``: the rank is; ``agent``: a standalone agent is suspect or has failed; ``group``: it has failed;
+            ``call``: it is held up; ``busy``: the others wait for the rank, which comes late to each operation.
+        job: the job; empty for a standalone agent.
         ranks: the ranks that are the cause.
-        text: the finding in a sentence.
+        text: the problem in a sentence.
         remedy: what to do.
-        seconds: since when ranks wait; 0 if none does.
+        seconds: since when ranks wait, or the rank or agent was heard last; 0 if that is not known.
         call: the call that they wait in, empty if there is none.
         waiting: the ranks that wait for it, directly or not.
         last: the last collective that all members of its group have completed.
         places: the place of each rank in ``ranks`` and ``waiting`` that is known.
         young: whether the wait may be a slow step.
+        name: of the group or the agent that has failed; empty for other problems.
+        severity: ``note`` for what is no problem, but slow.
     """
 
-    kind: StallKind
+    kind: ProblemKind
     job: str
     ranks: list[int]
     text: str
@@ -148,6 +148,8 @@ class Stall:
     last: str = ""
     places: dict[int, str] = field(default_factory=dict)
     young: bool = False
+    name: str = ""
+    severity: Severity = "warning"
 
 
 @dataclass
@@ -183,12 +185,14 @@ class Diagnosis:
         time: when the agents were asked, in seconds since 1970.
         findings: the findings, the most certain first.
         ranks: the ranks of the newest epoch of each job that have not left.
+        problems: all problems, the findings among them; see ``find_problems``.
     """
 
     ok: bool
     time: float
-    findings: list[Stall]
+    findings: list[Problem]
     ranks: list[DiagnosedRank]
+    problems: list[Problem] = field(default_factory=list)
 
 
 @dataclass
@@ -211,6 +215,7 @@ class Overview:
     Attributes:
         time: in seconds since 1970.
         findings: why jobs are stuck, of a diagnosis of the last seconds; refreshed while clients stream the overview.
+        problems: all problems, these findings among them; see ``find_problems``.
         gateway, ranks, agents, groups, inflight, rates, store, jobs: see there.
     """
 
@@ -222,8 +227,9 @@ class Overview:
     inflight: list[GroupInFlight]
     rates: TotalRates
     store: list[JobStore]
-    findings: list[Stall] = field(default_factory=list)
+    findings: list[Problem] = field(default_factory=list)
     jobs: list[JobInfo] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
 @dataclass

@@ -6,6 +6,7 @@ import time
 
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.diagnosis.problems import find_problems
 from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.schemas import GatewayInfo, Overview
 from rankmesh_gateway.state.history import total_rates
@@ -40,6 +41,7 @@ class SnapshotCache:
         """Return a snapshot of one job or of all."""
         registry = self._registry
         ranks, agents, groups = registry.ranks(job), registry.agents.entries(job), registry.groups(job)
+        findings = [each for each in self._diagnosis.known() if job in (None, each.job)]
         return Overview(
             time.time(),
             GatewayInfo(registry.id, __version__, registry.uptime),
@@ -49,8 +51,9 @@ class SnapshotCache:
             registry.in_flight(job),
             total_rates(groups),
             self._stores.contents(job),
-            [each for each in self._diagnosis.known() if job in (None, each.job)],
+            findings,
             registry.jobs(job),
+            find_problems(registry, findings, job),
         )
 
     def cached_json(self, job: str | None = None) -> bytes:

@@ -132,23 +132,23 @@ def test_a_job_of_the_launcher(ranks, visit):
 
 
 @pytest.mark.unreachable
-def test_the_findings_on_a_stuck_job(ranks, visit):
+def test_the_problem_of_a_stuck_job(ranks, visit):
     launcher, url = launch(ranks, work, 4, hold=3)
     page = visit(url)
     page.page.get_by_label("Token", exact=True).fill(TOKEN)
     page.page.get_by_role("button", name="Connect").click()
     page.wait_for_text("#count-ranks-note", "4 alive")
     ranks.mark("hold")
-    page.wait_for_text("#findings-list", "rank 3 has not come to all_reduce #")
-    page.wait_for_text("#findings-list", "; it is at test_cluster.py:")
-    page.wait_for_text("#findings-list", "ranks 0-2 wait at test_cluster.py:")
+    page.wait_for_text("#problems-list", "rank 3 has not come to all_reduce #")
+    page.wait_for_text("#problems-list", "; it is at test_cluster.py:")
+    page.wait_for_text("#problems-list", "ranks 0-2 wait at test_cluster.py:")
     page.page.locator("#hosts").get_by_role("button", name="3", exact=True).click()
     page.wait_for_text("#rank-threads", "time.sleep(0.01)")
     page.wait_for_text("#rank-cpu", "of a core in the last")
     assert "broadcast(" in page.text("#rank-operations")
     page.page.keyboard.press("Escape")
     (ranks.folder / "hold").unlink()
-    page.page.locator("#findings").wait_for(state="hidden")
+    page.page.locator("#problems").wait_for(state="hidden")
     ranks.mark("stop")
     ranks.wait([launcher])
     assert launcher.code == 0, launcher
@@ -163,10 +163,10 @@ def test_a_killed_rank_shows_long_before_its_silence_would(ranks, gateway, visit
     page.until(lambda: page.text("#count-ranks-note").count("4 alive"), "four ranks to be there")
     page.wait_for_text("#groups", f"world {ranks.job}")
     killed = started[2].kill(signal.SIGKILL)
-    page.wait_for_text("#attention", f"Rank 2 of {ranks.job} failed")
+    page.wait_for_text("#problems", "rank 2 (")
     assert time.monotonic() - killed < FAILED_SECONDS - 2, "the last heartbeat may have been some time before"
     page.wait_for_text("#hosts .state", "failed")
-    assert f"Rank 2 of {ranks.job} failed" in page.page.locator("#announcer").text_content()
+    page.until(lambda: "has failed: " in page.page.locator("#announcer").text_content(), "it to be announced")
     ranks.wait(started)
 
 

@@ -1,4 +1,4 @@
-"""The findings, and a rank in the dialog that a click opens: its stack, its operations and its CPU use."""
+"""The problems, and a rank in the dialog that a click opens: its stack, its operations and its CPU use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STUCK = "rank 2 has not come to all_reduce #3 for 12.0 s; it is at train.py:8 in
 
 @pytest.fixture
 def page(double: Double, visit) -> Visit:
-    double.overview = {"ranks": [made_up.rank(each) for each in range(4)], "findings": [made_up.finding(STUCK)]}
+    double.overview = {"ranks": [made_up.rank(each) for each in range(4)], "problems": [made_up.finding(STUCK)]}
     double.snapshots = {each: made_up.snapshot(each) for each in range(4)}
     shown = visit(double.url, bypass_csp=True)
     shown.wait_for_text("#hosts h3", "host-0")
@@ -26,34 +26,26 @@ def open_rank(page: Visit, rank: int) -> None:
     page.page.locator("#rank").wait_for()
 
 
-def test_the_findings_are_at_the_top(double: Double, page: Visit):
-    assert [line for line in page.text("#findings-list").splitlines() if line] == [
+def test_the_problems_are_at_the_top(double: Double, page: Visit):
+    assert [line for line in page.text("#problems-list").splitlines() if line] == [
         STUCK,
         "last common operation: all_reduce(float32[1000], SUM) #2, 12.0 s ago",
         "what to do: look at that line",
     ]
-    assert page.page.locator("#cluster > section").first.get_attribute("id") == "findings"
-    assert page.page.locator("#announcer").text_content() == STUCK
+    assert page.page.locator("#cluster > section").first.get_attribute("id") == "problems"
     young = made_up.finding(EVIL, young=True, last="")
-    double.overview |= {"ranks": [*double.overview["ranks"], made_up.rank(0, job="other")], "findings": [young]}
-    page.wait_for_text("#findings", f"job: {EVIL}")
-    page.wait_for_text("#findings", "look at that line; the wait is young, and may be a slow step")
-    double.overview |= {"findings": [made_up.finding("rank 2 has failed", kind="failed")]}
-    page.page.locator("#findings").wait_for(state="hidden")
+    double.overview |= {"ranks": [*double.overview["ranks"], made_up.rank(0, job="other")], "problems": [young]}
+    page.wait_for_text("#problems", f"job: {EVIL}")
+    page.wait_for_text("#problems", "look at that line; the wait is young, and may be a slow step")
+    old = made_up.failure("rank 2 has failed", seconds=700.0)
+    double.overview |= {"problems": [old, made_up.finding("job waits", kind="joining", seconds=4.0)]}
+    page.page.locator("#problems").wait_for(state="hidden")
 
 
-def test_many_findings(double: Double, page: Visit):
-    double.overview |= {"findings": [made_up.finding(f"finding {each}", ranks=[each]) for each in range(12)]}
-    page.wait_for_text("#findings", "and 4 more findings; rankmesh diagnose lists all")
-    assert page.page.locator("#findings-list li").count() == 8
-
-
-def test_a_gateway_without_findings(double: Double, visit):
-    """An earlier version."""
-    double.overview = {"ranks": [made_up.rank(0)]}
-    page = visit(double.url)
-    page.wait_for_text("#hosts h3", "host-0")
-    assert not page.page.locator("#findings").is_visible()
+def test_many_problems(double: Double, page: Visit):
+    double.overview |= {"problems": [made_up.finding(f"finding {each}", ranks=[each]) for each in range(12)]}
+    page.wait_for_text("#problems", "and 4 more problems; rankmesh status lists all")
+    assert page.page.locator("#problems-list li").count() == 8
 
 
 def test_a_click_on_a_rank(double: Double, page: Visit):

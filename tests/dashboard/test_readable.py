@@ -36,6 +36,7 @@ def everything() -> dict[str, Any]:
         ],
         "store": [{"job": "job", "keys": 120, "names": ["epoch", LONG]}],
         "rates": {"operations": 1e6, "bytes": 1e10},
+        "problems": [made_up.failure(LONG), made_up.finding(LONG), made_up.finding(LONG, severity="note")],
     }
 
 

@@ -11,7 +11,8 @@ EVIL = "<img src=x onerror=alert(1)>"
 def test_ranks_on_their_hosts(double, visit):
     ranks = [made_up.rank(each, host=f"host-{each // 2}") for each in range(4)]
     ranks[3] |= {"state": "failed", "reason": "ended by SIGKILL", "heartbeat_age": 42.0}
-    double.overview = {"ranks": ranks}
+    problem = made_up.failure("rank 3 (host-1, pid 4003) has failed: ended by SIGKILL", seconds=42.0)
+    double.overview = {"ranks": ranks, "problems": [problem]}
     page = visit(double.url)
     page.wait_for_text("#count-ranks", "4")
     assert page.page.locator("#hosts h3").all_inner_texts() == ["host-0", "host-1"]
@@ -28,7 +29,7 @@ def test_ranks_on_their_hosts(double, visit):
     assert ["", "ended by SIGKILL"] in rows
     assert page.text("#count-ranks-note") == "1 failed, 3 alive"
     assert page.page.title() == "(1 failed) RankMesh"
-    assert "Rank 3 of job failed (host-1, pid 4003): ended by SIGKILL" in page.text("#attention")
+    page.wait_for_text("#problems-list li", f"{problem['text']} 4")
 
 
 def test_hosts_of_one_name_that_share_no_memory_are_two(double, visit):
@@ -58,6 +59,11 @@ def test_at_most_300_ranks_are_listed_those_that_failed_among_them(double, visit
     rows = page.rows("#hosts")
     assert sum(row[1:2] in (["alive"], ["failed"]) for row in rows) == 300
     assert ["309", "failed"] in [row[:2] for row in rows]
+    search = page.page.get_by_label("Find", exact=False)
+    for words, shown in {"302": ["302"], "FAIL host-0": ["309"], "host-1": []}.items():
+        search.fill(words)
+        page.until(lambda shown=shown: [row[0] for row in page.rows("#hosts")][1:] == shown, "the ranks that it finds")
+    assert page.text("#hosts-note") == "No rank is like that."
 
 
 def test_groups_and_their_members(double, visit):
@@ -81,16 +87,6 @@ def test_the_age_of_call_counts(double, visit):
     page.wait_for_text("#groups", "calls as of 1 min 5 s ago")
 
 
-def test_held_up_is_what_the_gateway_says(double, visit):
-    waits = {"arrived": [0, 1], "missing": [3]}
-    calls = [made_up.inflight(12.0, **waits, held_up=False), made_up.inflight(4.0, **waits, seq=104, held_up=True)]
-    double.overview = {"inflight": calls}
-    page = visit(double.url)
-    page.wait_for_text("#attention", "waits for 1 rank: 3")
-    assert "#104" in page.text("#attention")
-    assert "#103" not in page.text("#attention")
-
-
 def test_what_is_in_flight(double, visit):
     brief = made_up.inflight(0.2, arrived=[0], missing=[1, 2, 3], seq=200)
     double.overview = {
@@ -103,7 +99,6 @@ def test_what_is_in_flight(double, visit):
     assert row[2:] == ["4.1 kB", "missing 3\nrank 2 does barrier\narrived 0, 1"]
     assert page.text("#inflight-note") == "and 1 operation under way for less than 2 s"
     assert page.text("#count-inflight") == "2"
-    assert "waits for 1 rank: 3" in page.text("#attention")
 
 
 def test_standalone_agents(double, visit):
@@ -169,11 +164,12 @@ def test_text_stays_text(double, visit):
         "agents": [made_up.agent(EVIL, "leased")],
         "store": [{"job": EVIL, "keys": 1, "names": [EVIL]}],
     }
-    double.log(EVIL, job=EVIL, detail=EVIL)
+    double.overview["problems"] = [made_up.failure(EVIL, job=EVIL, remedy=EVIL, last=EVIL)]
+    double.log("rank-failed", job=EVIL, detail=EVIL)
     page = visit(double.url)
     page.wait_for_text("#log", EVIL)
     for part in (
-        "#attention",
+        "#problems",
         "#hosts h3",
         "#hosts .job",
         "#hosts .reason",
@@ -224,42 +220,23 @@ def test_ages_go_on_counting_between_reports(double, visit):
     page.until(lambda: beat.inner_text() >= "3.0 s ago", "the age to grow")
 
 
-def test_a_new_failure_is_said_once(double, visit):
-    ranks = [made_up.rank(0, "failed", reason="long ago"), made_up.rank(1)]
-    double.overview = {"ranks": ranks}
+def test_new_problems_are_announced_once(double, visit):
+    old = made_up.failure("rank 0 has failed", ranks=[0])
+    double.overview = {"problems": [old]}
     page = visit(double.url)
-    page.wait_for_text("#hosts", "long ago")
-    assert page.page.locator("#announcer").text_content() == "", "it is on the page already"
-    ranks[1] |= {"state": "failed", "reason": "ended by SIGKILL"}
-    announcer = page.page.locator("#announcer")
-    page.until(announcer.text_content, "it to be reported")
-    assert announcer.text_content() == "Rank 1 of job failed (host-0, pid 4001): ended by SIGKILL"
-    assert page.page.locator("[aria-live]").count() == 1
-
-
-def test_a_failure_and_a_finding_at_once_are_both_announced(double, visit):
-    double.overview = {"ranks": [made_up.rank(0)]}
-    page = visit(double.url)
-    page.wait_for_text("#connection", "live")
-    failed = made_up.rank(0, "failed", reason="ended by SIGKILL")
-    double.overview = {"ranks": [failed], "findings": [made_up.finding("rank 1 waits")]}
+    page.wait_for_text("#problems", "rank 0 has failed")
     announced = page.page.locator("#announcer p")
-    page.until(lambda: announced.count() == 2, "both to be announced")
-    assert sorted(announced.all_text_contents()) == [
-        "Rank 0 of job failed (host-0, pid 4000): ended by SIGKILL",
-        "rank 1 waits",
-    ]
-
-
-def test_only_the_last_announcements_are_kept(double, visit):
-    double.overview = {"ranks": [made_up.rank(0)]}
-    page = visit(double.url)
-    page.wait_for_text("#connection", "live")
-    announced = page.page.locator("#announcer p")
-    for number in range(10):
-        double.overview = {"ranks": [made_up.rank(0)], "findings": [made_up.finding(f"wait {number}", ranks=[number])]}
+    assert announced.count() == 0, "it is on the page already"
+    note, young = made_up.finding("slow", severity="note"), made_up.finding("young", young=True, ranks=[3])
+    double.overview = {"problems": [old, made_up.failure("rank 1 has failed", ranks=[1]), note, young]}
+    page.until(announced.count, "it to be announced")
+    for number in range(9):
+        double.overview = {"problems": [old, made_up.finding(f"wait {number}", ranks=[number])]}
         page.until(lambda last=f"wait {number}": last in announced.all_text_contents(), "it to be announced")
-    assert announced.all_text_contents() == [f"wait {number}" for number in range(2, 10)]
+        if number == 0:
+            assert announced.all_text_contents() == ["rank 1 has failed", "wait 0"]
+    assert announced.all_text_contents() == [f"wait {number}" for number in range(1, 9)], "the last ones are kept"
+    assert page.page.locator("[aria-live]").count() == 1
 
 
 def test_an_event_brings_the_overview_at_once(double, visit):

@@ -15,9 +15,9 @@ from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.http.dashboard_sessions import CODE_SECONDS, SESSION_SECONDS, DashboardSessions
 
 READ = f"Bearer {Credentials('secret').of_role(Role.READ)}".encode()
-AT_EXCHANGE = {"method": "POST", "path": "/v1/dashboard/sessions"}
-AT_RANKS = {"method": "GET", "path": "/v1/ranks"}
-AT_STACKS = {"method": "GET", "path": "/v1/ranks/2/snapshot"}
+AT_EXCHANGE = {"method": "POST", "path": "/v1/dashboard/sessions", "headers": ()}
+AT_RANKS = {"method": "GET", "path": "/v1/ranks", "headers": ()}
+AT_STACKS = {"method": "GET", "path": "/v1/ranks/2/snapshot", "headers": ()}
 READS, RUNS = Grant(Role.READ), Grant(Role.RUN)
 
 
@@ -81,7 +81,48 @@ def test_stacks_need_a_code_of_the_role_run(sessions, job: str | None):
             ("POST", "/v1/groups"),
             ("GET", "/v1/ranks/2/snapshot\n"),
         ]:
-            assert sessions.translate(bearer(session), {"method": method, "path": path}) == read
+            assert sessions.translate(bearer(session), {**AT_RANKS, "method": method, "path": path}) == read
+
+
+def test_the_cookie_of_a_session(sessions):
+    """It counts like its token, for the port of the gateway, and in requests of the gateway's own page."""
+    session = sessions.exchange(bearer(sessions.create_code(READS)).decode()).encode()
+
+    def seen(cookie: bytes, host: bytes = b"localhost:8700", authorization: bytes = b"", **more: bytes) -> bytes:
+        more_headers = [(name.replace("_", "-").encode(), value) for name, value in more.items()]
+        headers = [(b"host", host), (b"cookie", cookie), *more_headers]
+        return sessions.translate(authorization, {**AT_RANKS, "headers": headers})
+
+    cookie = b"a=b; rankmesh-session-8700=" + session
+    for site in ({}, {"sec_fetch_site": b"same-origin"}, {"sec_fetch_site": b"none"}):
+        assert seen(cookie, **site) == READ
+    for site in (b"same-site", b"cross-site"):
+        assert seen(cookie, sec_fetch_site=site) == b""
+    assert seen(cookie, host=b"localhost:8701") == seen(cookie, host=b"localhost") == b""
+    assert seen(b"rankmesh-session-8700=secret") == seen(b"rankmesh-session-8700") == b""
+    assert seen(cookie, authorization=b"Bearer other") == b"Bearer other"
+    sessions.end(session)
+    assert seen(cookie) == b""
+
+
+def test_a_browser_keeps_the_cookie_from_scripts_and_other_sites():
+    async def flow() -> None:
+        transport = httpx.ASGITransport(create_app(token="secret"), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="https://127.0.0.1:8700") as client:
+            code = (await client.post("/v1/dashboard/codes", headers={"Authorization": "Bearer secret"})).json()["code"]
+            made = await client.post("/v1/dashboard/sessions", headers={"Authorization": f"Bearer {code}"})
+            kept = made.headers["set-cookie"].split("; ")
+            assert kept[0].startswith("rankmesh-session-8700=rankmesh-dashboard-session-")
+            assert kept[1:] == ["HttpOnly", "Path=/v1", "SameSite=strict", "Secure"]
+            assert (await client.get("/v1/overview")).status_code == 200
+            assert (await client.post("/v1/leave", json={})).status_code == 403
+            token = dict(client.cookies)
+            assert (await client.delete("/v1/dashboard/sessions")).status_code == 204
+            assert not client.cookies
+            client.cookies.update(token)
+            assert (await client.get("/v1/overview")).status_code == 401
+
+    asyncio.run(flow())
 
 
 def test_there_is_a_limit(sessions, monkeypatch):

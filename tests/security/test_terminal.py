@@ -9,7 +9,7 @@ from support import overview
 
 import rankmesh as dist
 from rankmesh._cli.exit_codes import print_error
-from rankmesh._cli.overview import judge
+from rankmesh._cli.overview import Verdict
 from rankmesh._cli.status import _all
 from rankmesh._cli.tables import lines
 from rankmesh._session.session import current
@@ -28,7 +28,8 @@ def test_names_and_reasons_in_status():
         "groups": [overview.group(name=EVIL, failure=EVIL, operations_rate=0.0, bytes_rate=0.0)],
         "inflight": [],
     }
-    text = lines(_all(found, judge(found, []), f"http://{EVIL}"))
+    problem = overview.finding(f"rank 0 ({EVIL}) has failed: {EVIL}\nall is well", job=EVIL, kind="failed")
+    text = lines(_all(found, Verdict([problem], [EVIL]), f"http://{EVIL}"))
     assert "\x1b" not in text
     assert f"has failed: {SHOWN}\ufffdall is well" in text
 

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
@@ -15,7 +16,10 @@ from fastapi.responses import StreamingResponse
 
 from rankmesh_agent.http.middleware import Policy, SecurityMiddleware
 from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_gateway import dashboard as files
+from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
+from rankmesh_gateway.http.endpoints import role_of
 from rankmesh_gateway.http.routes import dashboard
 
 NOTHING: dict[str, Any] = {
@@ -77,7 +81,9 @@ class Double:
         listener = bind("127.0.0.1", self._port, purpose="a test listens")
         self.url = url_of(listener)
         self._port = listener.getsockname()[1]
-        app = SecurityMiddleware(self._app(), self.token, policy=Policy(open_paths=files.paths()))
+        sessions = DashboardSessions(Credentials(self.token))
+        policy = Policy(open_paths=files.paths(), role_of=role_of, translate=sessions.translate)
+        app = SecurityMiddleware(self._app(sessions), self.token, policy=policy)
         config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],))
@@ -96,8 +102,9 @@ class Double:
         if self._thread.is_alive():
             self.stop()
 
-    def _app(self) -> FastAPI:
+    def _app(self, sessions: DashboardSessions) -> FastAPI:
         app = FastAPI()
+        app.state.services = SimpleNamespace(sessions=sessions)
         app.include_router(dashboard.router)
 
         @app.get("/v1/overview")

@@ -33,8 +33,15 @@ def finding(text: str, *, job: str = "job", **more: Any) -> dict[str, Any]:
         "last": "all_reduce(float32[1000], SUM) #2, 12.0 s ago",
         "places": {},
         "young": False,
+        "name": "",
+        "severity": "warning",
         **more,
     }
+
+
+def failure(text: str, **more: Any) -> dict[str, Any]:
+    """A failure, of a moment ago."""
+    return finding(text, **{"kind": "failed", "severity": "failed", "seconds": 4.0, "last": "", **more})
 
 
 def snapshot(number: int, *, answers: bool = True, **more: Any) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class Policy:
         limit_of: returns the limit of a request's body, in bytes, by its method and path.
         open_paths: paths besides health that need no token.
         role_of: returns the role that a request's method and path need.
-        translate: returns the Authorization header for which a request's own one stands, such as that of a session.
+        translate: returns the Authorization header for which a request's own one, or without one its cookie, stands.
         confine: restricts a request to the job of its credential, or raises why that is not possible. The scope's state
             has the credential as ``grant``.
     """
@@ -214,8 +214,7 @@ class SecurityMiddleware:
             warn_refused(refusal)
             raise _RejectedError(problem_of(refusal))
         headers = _joined(scope["headers"])
-        if b"authorization" in headers:
-            headers[b"authorization"] = self._policy.translate(headers[b"authorization"], scope)
+        headers[b"authorization"] = self._policy.translate(headers.get(b"authorization", b""), scope)
         self._check_site(headers)
         held = self._bearer_grant(headers)
         in_clear = bool(self._credentials) and not self._is_private(scope)

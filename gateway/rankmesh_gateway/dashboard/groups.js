@@ -7,7 +7,6 @@ import { mark } from "./marks.js";
 
 const MOST = 200;
 const COLUMNS = 4;
-const WAITING_SHARE = 0.2; // of their time, from which members that wait for another one are worth a word
 
 /** Shows the groups, as they were at `at` (performance.now()); `stateOf(job, epoch, rank)` returns a member's state. */
 export function showGroups(groups, stateOf, at) {
@@ -36,10 +35,9 @@ function body() {
   const size = h("td", { class: "number" });
   const failure = h("p", { class: "reason" });
   const members = h("ul", { class: "members" });
-  const waiting = h("p", { class: "small" });
   const reported = h("p", { class: "muted small" });
   const title = h("th", { scope: "row" }, name, " ", h("span", { class: "muted small" }, where, carried));
-  const below = h("td", { colspan: COLUMNS }, failure, members, waiting, reported);
+  const below = h("td", { colspan: COLUMNS }, failure, members, reported);
   const element = h("tbody", {}, h("tr", {}, title, medium, operations, size), h("tr", { class: "below" }, below));
 
   function update(group) {
@@ -53,7 +51,6 @@ function body() {
     set(element, "data-state", group.failure ? "failed" : null);
     members.setAttribute("aria-label", `Members of ${group.name}`);
     keep(members, membersOf(group), (member) => member.rank, chip);
-    say(waiting, group.failure ? "" : straggler(group));
     const ages = Object.values(group.ages ?? {});
     show(reported, ages.length > 0);
     if (ages.length) {
@@ -66,18 +63,6 @@ function body() {
 function membersOf(group) {
   const { job, epoch, ranks, seqs, busy = {} } = group;
   return ranks.map((rank) => ({ rank, seq: seqs[rank], busy: busy[rank], state: group.stateOf(job, epoch, rank) }));
-}
-
-/** The member that the others wait for, in words, where one spends far less of its time in the group's operations. */
-function straggler({ busy = {} }) {
-  const shares = Object.entries(busy).map(([rank, share]) => ({ rank, share }));
-  shares.sort((a, b) => a.share - b.share);
-  const [least, second] = shares;
-  if (shares.length < 3 || second.share < WAITING_SHARE || least.share > second.share / 2) {
-    return "";
-  }
-  return `the others wait for rank ${least.rank}: it spends ${percent(least.share)} of its time in operations, ` +
-    `they ${percent(second.share)} to ${percent(shares.at(-1).share)}`;
 }
 
 function chip({ rank }) {

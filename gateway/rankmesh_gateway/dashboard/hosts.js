@@ -9,17 +9,32 @@ import { openRank } from "./rank.js";
 const MOST = 300;
 const COLUMNS = ["Rank", "State", "Heartbeat", "Process", "Agent"];
 
-/** Shows the ranks of an overview of time `at` (performance.now()). */
+let latest = { ranks: [], at: 0 };
+
+/** Shows the ranks of an overview of time `at` (performance.now()), those that the search is for. */
 export function showRanks(ranks, at) {
+  latest = { ranks, at };
   show(byId("no-ranks"), ranks.length === 0);
+  show(byId("rank-search").parentElement, ranks.length > 1);
   const running = new Set(ranks.filter((rank) => rank.state !== "left").map(world));
-  const listed = ranks.filter((rank) => running.has(world(rank)));
+  const words = byId("rank-search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const listed = ranks.filter((rank) => running.has(world(rank)) && words.every((word) => fits(rank, word)));
   const first = new Set([...listed].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state)).slice(0, MOST));
-  const shown = ranks.filter((rank) => first.has(rank) || !running.has(world(rank)));
+  const shown = ranks.filter((rank) => first.has(rank) || (!running.has(world(rank)) && !words.length));
   keep(byId("hosts"), hostsOf(shown, running, at), (host) => host.key, hostCard);
   const more = listed.length - first.size;
-  say(byId("hosts-note"), more ? `and ${many(more, "rank")} more; those that are not alive come first` : "");
+  const none = words.length && !listed.length ? "No rank is like that." : "";
+  say(byId("hosts-note"), more ? `and ${many(more, "rank")} more; those that are not alive come first` : none);
 }
+
+/** Wires the search. */
+export function initSearch() {
+  byId("rank-search").addEventListener("input", () => showRanks(latest.ranks, latest.at));
+}
+
+/** Whether a word is a rank's number, or a part of its job's name, its host's, or its state. */
+const fits = ({ job, state, member }, word) =>
+  /^\d+$/.test(word) ? member.rank === Number(word) : `${job} ${member.host} ${state}`.toLowerCase().includes(word);
 
 /** The hosts by name, each with its jobs and their ranks; of an ended job, only the number of its ranks here. */
 function hostsOf(ranks, running, at) {

@@ -2,22 +2,20 @@
 
 import { showAgents } from "./agents.js";
 import { counts, stops } from "./ages.js";
-import { showAttention, tell } from "./attention.js";
 import { chart } from "./chart.js";
 import { byId, say, show } from "./dom.js";
-import { showFindings } from "./findings.js";
 import { age, bytes, clock, count, many, tally } from "./format.js";
 import { showGroups } from "./groups.js";
-import { showRanks } from "./hosts.js";
+import { initSearch, showRanks } from "./hosts.js";
 import { showInflight } from "./inflight.js";
 import { showJobs } from "./jobs.js";
 import { addEvent, addNote, beginLog } from "./log.js";
-import { ORDER } from "./marks.js";
+import { EVENTS, ORDER } from "./marks.js";
+import { showProblems, tell } from "./problems.js";
 import { initRank } from "./rank.js";
 import { showStore } from "./store.js";
 import { ask, Feed } from "./stream.js";
 
-const KEY = "rankmesh-token";
 const REFRESH_MS = 50;
 const CHANGES = /^(world-|rank-|agent-|group-failed)/;
 
@@ -29,38 +27,19 @@ let refresh = 0;
 let lost = false;
 let problem = "";
 
-/** Storage may be forbidden; the token then lives as long as the page. */
-const memory = {
-  token: "",
-  get() {
-    try {
-      return sessionStorage.getItem(KEY) ?? this.token;
-    } catch {
-      return this.token;
-    }
-  },
-  set(token) {
-    this.token = token;
-    try {
-      if (token) {
-        sessionStorage.setItem(KEY, token);
-      } else {
-        sessionStorage.removeItem(KEY);
-      }
-    } catch {
-      // see above
-    }
-  },
-};
+/** Exchanges a one-time code for a session, whose cookie no script can read. */
+async function exchange(code) {
+  await ask("v1/dashboard/sessions", { method: "POST", bearer: code });
+  history.replaceState({ session: true }, "", location.pathname);
+}
 
-/** Exchanges the one-time code of a link, which is not sent as a part of its URL, for the token of a session. */
+/** Exchanges the code of a link, which is not sent as a part of its URL. */
 async function redeem() {
   const code = new URLSearchParams(location.hash.slice(1)).get("code");
   if (code) {
     history.replaceState(null, "", location.pathname);
     try {
-      const answer = await ask("v1/dashboard/sessions", code, { method: "POST" });
-      memory.set((await answer.json()).token);
+      await exchange(code);
     } catch (error) {
       problem = error.status === 401 ? "This link has been used or has expired: rankmesh dashboard prints another." : error.message;
     }
@@ -69,11 +48,10 @@ async function redeem() {
 
 function connect() {
   feed?.stop();
-  feed = new Feed("v1/events?overview=true", memory.get(), onEvent, onState);
-  feed.run();
+  feed = new Feed("v1/events?overview=true", [...Object.keys(EVENTS), "overview", "gateway-ended"], onEvent, onState);
 }
 
-function onEvent({ id, event, data }) {
+function onEvent({ event, data }) {
   let body;
   try {
     body = JSON.parse(data);
@@ -84,7 +62,7 @@ function onEvent({ id, event, data }) {
     showOverview(body);
   } else if (event === "gateway-ended") {
     feed.endReason = "the gateway has ended";
-  } else if (id) {
+  } else {
     addEvent(event, body);
     if (CHANGES.test(event) && !refresh) {
       refresh = setTimeout(look, REFRESH_MS);
@@ -97,9 +75,9 @@ async function look() {
   refresh = 0;
   const asked = feed;
   try {
-    const answer = await ask("v1/overview", asked.token, { signal: asked.cut.signal });
+    const answer = await ask("v1/overview", { signal: asked.cut.signal });
     const body = await answer.json();
-    if (asked === feed && !asked.stopped) {
+    if (asked === feed && !asked.cut.signal.aborted) {
       showOverview(body);
     }
   } catch {
@@ -109,9 +87,8 @@ async function look() {
 
 /** Fetches the rates of the time before the page was opened, or before the connection was lost. */
 async function lookBack() {
-  const asked = feed;
   try {
-    const answer = await ask("v1/rates", asked.token, { signal: asked.cut.signal });
+    const answer = await ask("v1/rates", { signal: feed.cut.signal });
     const samples = await answer.json();
     const now = performance.now() / 1000;
     operationsChart.precede(samples.map(({ age, operations }) => ({ value: operations, at: now - age })));
@@ -139,8 +116,7 @@ function showOverview(body) {
   }
   gateway = overview.gateway.id;
   const states = new Map(overview.ranks.map((each) => [JSON.stringify([each.job, each.epoch, each.member.rank]), each.state]));
-  const failures = showAttention(overview, at);
-  showFindings(overview);
+  const failures = showProblems(overview, at);
   showCounts(overview);
   operationsChart.add(overview.rates.operations ?? 0, at / 1000);
   bytesChart.add(overview.rates.bytes ?? 0, at / 1000);
@@ -169,7 +145,7 @@ function showCounts({ ranks, groups, agents }) {
 function onState(state) {
   const pill = byId("connection");
   show(byId("retry"), state.kind === "lost");
-  show(byId("forget"), memory.get() !== "");
+  show(byId("forget"), history.state?.session === true);
   document.body.dataset.connection = state.kind;
   stops(pill);
   if (state.kind === "live") {
@@ -203,18 +179,16 @@ function onState(state) {
 }
 
 function refused(error) {
-  const had = memory.get() !== "";
-  memory.set("");
+  const ended = history.state?.session ? "The session has ended: rankmesh dashboard prints a link to another." : "";
+  history.replaceState(null, "", location.pathname);
   show(byId("forget"), false);
   show(byId("cluster"), false);
   show(byId("ask"), true);
-  const ended = "This is not the gateway's token, or the session has ended: rankmesh dashboard prints a link to another.";
-  const wrong = error.status === 401 ? (had ? ended : "") : error.message;
-  say(byId("token-error"), wrong || problem);
+  say(byId("token-error"), (error.status === 401 ? ended : error.message) || problem);
   byId("token").focus();
 }
 
-byId("token-form").addEventListener("submit", (event) => {
+byId("token-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   const field = byId("token");
   const token = field.value.trim();
@@ -227,12 +201,19 @@ byId("token-form").addEventListener("submit", (event) => {
   field.value = "";
   say(byId("token-error"), "");
   problem = "";
-  memory.set(token);
-  connect();
+  try {
+    const answer = await ask("v1/dashboard/codes", { method: "POST", bearer: token });
+    await exchange((await answer.json()).code);
+    connect();
+  } catch (error) {
+    say(byId("token-error"), error.status === 401 ? "This is not the gateway's token." : error.message);
+    field.focus();
+  }
 });
 byId("retry").addEventListener("click", () => feed.hurry());
-byId("forget").addEventListener("click", () => {
-  memory.set("");
+byId("forget").addEventListener("click", async () => {
+  await ask("v1/dashboard/sessions", { method: "DELETE" }).catch(() => {}); // its end is the gateway's, too
+  history.replaceState(null, "", location.pathname);
   location.reload();
 });
 addEventListener("online", () => feed.hurry());
@@ -247,6 +228,7 @@ say(byId("gateway-address"), location.host);
 const master = `MASTER_ADDR=${location.hostname} MASTER_PORT=${location.port || 80}`;
 say(byId("start-line"), `${master} WORLD_SIZE=2 RANK=0 python train.py\n${master} WORLD_SIZE=2 RANK=1 python train.py`);
 beginLog();
-initRank((path, options) => ask(path, memory.get(), options));
+initSearch();
+initRank(ask);
 await redeem();
 connect();

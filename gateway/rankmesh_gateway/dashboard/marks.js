@@ -16,7 +16,8 @@ const STATES = {
   ended: ["dash", "quiet"],
 };
 
-const EVENTS = {
+/** The kinds of events, and the states whose marks they have. */
+export const EVENTS = {
   "rank-joining": "joining",
   "world-complete": "alive",
   "rank-suspect": "suspect",

@@ -1,4 +1,4 @@
-// Server-sent events over fetch(): EventSource cannot send the token. The rules are those of the HTML standard, 9.2.
+// Requests to the gateway, and the stream of its events, with reconnection. A session's cookie goes with both.
 
 const SILENCE_MS = 6000;
 // A gateway loads its web framework at the first request.
@@ -14,10 +14,10 @@ export class RefusedError extends Error {
   }
 }
 
-/** Sends a request to the gateway, with the token if there is one. */
-export async function ask(path, token, options = {}) {
-  const headers = { ...(token ? { Authorization: `Bearer ${token}` } : {}), ...options.headers };
-  const answer = await fetch(path, { cache: "no-store", credentials: "omit", ...options, headers });
+/** Sends a request to the gateway, with a credential if one is given. */
+export async function ask(path, { bearer = "", ...options } = {}) {
+  const headers = bearer ? { Authorization: `Bearer ${bearer}` } : {};
+  const answer = await fetch(path, { cache: "no-store", headers, ...options });
   if (answer.ok) {
     return answer;
   }
@@ -29,143 +29,76 @@ export async function ask(path, token, options = {}) {
   throw new Error(detail);
 }
 
-/** Parses a stream's text, which arrives in pieces; calls `found({id, event, data})` for each event. */
-export class Parser {
-  constructor(found) {
-    this.found = found;
-    this.rest = "";
-    this.id = "";
-    this.#clear();
-  }
-
-  #clear() {
-    this.event = "";
-    this.data = [];
-  }
-
-  push(text) {
-    this.rest += text;
-    // A carriage return at the end may be the first half of a line's end.
-    const whole = this.rest.endsWith("\r") ? this.rest.slice(0, -1) : this.rest;
-    const lines = whole.split(/\r\n|\n|\r/);
-    this.rest = lines.pop() + this.rest.slice(whole.length);
-    lines.forEach((line) => this.#line(line));
-  }
-
-  #line(line) {
-    if (line === "") {
-      const { event, data, id } = this;
-      this.#clear();
-      if (data.length) {
-        this.found({ event: event || "message", data: data.join("\n"), id });
-      }
-      return;
-    }
-    const colon = line.indexOf(":");
-    const field = colon < 0 ? line : line.slice(0, colon);
-    const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
-    if (field === "data") {
-      this.data.push(value);
-    } else if (field === "event") {
-      this.event = value;
-    } else if (field === "id" && !value.includes("\0")) {
-      this.id = value;
-    }
-  }
-}
-
 /**
- * The gateway's events, with reconnection.
+ * The gateway's events.
  *
- * `onEvent({id, event, data})` gets each event; `onState(state)` gets the state of the connection:
+ * `onEvent({id, event, data})` gets each event of the given kinds; `onState(state)` gets the state of the connection:
  * `{kind: "connecting"}`, `{kind: "live"}`, `{kind: "lost", since, retryAt, reason}` (performance.now()), or
  * `{kind: "refused", error}`, which is the last state.
  */
 export class Feed {
-  constructor(path, token, onEvent, onState) {
-    Object.assign(this, { path, token, onEvent, onState });
-    this.lastId = "";
+  constructor(path, kinds, onEvent, onState) {
+    Object.assign(this, { path, kinds, onEvent, onState });
+    this.lastId = "0";
     this.endReason = ""; // what the gateway says before it ends the connection
     this.heard = 0;
     this.live = false;
     this.failures = 0;
-    this.stopped = false;
-    this.wake = () => {};
+    this.source = null;
+    this.timer = 0;
     this.cut = new AbortController();
-  }
-
-  async run() {
-    this.onState({ kind: "connecting" });
-    while (!this.stopped) {
-      const reason = await this.#read();
-      if (this.stopped) {
-        return;
-      }
-      this.live = false;
-      if (reason instanceof RefusedError) {
-        this.onState({ kind: "refused", error: reason });
-        return;
-      }
-      await this.#pause(reason);
-    }
+    onState({ kind: "connecting" });
+    this.#connect();
   }
 
   /** Ends the stream. */
   stop() {
-    this.stopped = true;
     this.cut.abort();
-    this.wake();
+    this.#close();
   }
 
   /** Ends a pause early. */
   hurry() {
-    this.wake();
-  }
-
-  /** Reads until the connection breaks; returns the reason. */
-  async #read() {
-    const cut = new AbortController();
-    const { signal } = cut;
-    this.cut = cut;
-    let watch = 0;
-    const listen = (patience) => {
-      clearTimeout(watch);
-      watch = setTimeout(() => cut.abort(new Error(`nothing came for ${patience / 1000} s`)), patience);
-    };
-    const parser = new Parser((found) => {
-      if (!signal.aborted) {
-        // Events without a number, the overviews, leave the number of the last one as it was.
-        this.lastId = found.id || this.lastId;
-        this.onEvent(found);
-      }
-    });
-    try {
-      listen(FIRST_ANSWER_MS);
-      const headers = { Accept: "text/event-stream", ...(this.lastId ? { "Last-Event-ID": this.lastId } : {}) };
-      const path = this.lastId ? this.path : `${this.path}&after=0`;
-      const answer = await ask(path, this.token, { headers, signal });
-      listen(SILENCE_MS);
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-      for (;;) {
-        const { done, value } = await reader.read();
-        if (done) {
-          return new Error(this.endReason || "the gateway ended the connection");
-        }
-        listen(SILENCE_MS);
-        this.#alive();
-        parser.push(value);
-      }
-    } catch (error) {
-      const reason = signal.aborted ? signal.reason : error;
-      // The message of fetch()'s TypeError does not help users.
-      return reason instanceof TypeError ? new Error("the gateway cannot be reached") : reason;
-    } finally {
-      clearTimeout(watch);
-      cut.abort();
+    if (this.source === null && !this.cut.signal.aborted) {
+      this.#connect();
     }
   }
 
+  #connect() {
+    this.#close();
+    // The browser's own reconnection tells neither when nor why.
+    const source = new EventSource(`${this.path}&after=${this.lastId}`);
+    this.source = source;
+    let heard = false;
+    for (const kind of this.kinds) {
+      source.addEventListener(kind, ({ data, lastEventId }) => {
+        heard = true;
+        this.#alive();
+        this.lastId = lastEventId || this.lastId;
+        // An event without a number, as an overview is, has that of the one before.
+        this.onEvent({ event: kind, data });
+      });
+    }
+    source.onerror = () => {
+      const isRejected = source.readyState === EventSource.CLOSED;
+      this.#lose(heard ? this.endReason || "the gateway ended the connection" : "the gateway cannot be reached", isRejected);
+    };
+    this.#watch(FIRST_ANSWER_MS);
+  }
+
+  #close() {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
+  }
+
+  #watch(patience) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.#lose(`nothing came for ${patience / 1000} s`), patience);
+  }
+
   #alive() {
+    this.#watch(SILENCE_MS);
     this.heard = performance.now();
     this.endReason = "";
     this.failures = 0;
@@ -175,20 +108,37 @@ export class Feed {
     }
   }
 
-  /** Waits before the next attempt, longer each time, and at random, so that not all pages of a gateway reconnect at once. */
-  async #pause(reason) {
-    const longest = Math.min(FIRST_PAUSE_MS * 2 ** this.failures, LONGEST_PAUSE_MS);
-    const pause = longest * (0.75 + Math.random() / 4);
+  /** Ends the connection, and waits before the next one, longer each time, and at random: not all pages come back at once. */
+  async #lose(reason, isRejected = false) {
+    this.#close();
+    this.live = false;
+    const error = isRejected ? await this.#rejection(reason) : new Error(reason);
+    if (this.cut.signal.aborted) {
+      return;
+    }
+    if (error instanceof RefusedError) {
+      this.stop();
+      this.onState({ kind: "refused", error });
+      return;
+    }
+    const pause = Math.min(FIRST_PAUSE_MS * 2 ** this.failures, LONGEST_PAUSE_MS) * (0.75 + Math.random() / 4);
     this.failures += 1;
     const now = performance.now();
-    this.onState({ kind: "lost", since: this.heard || now, retryAt: now + pause, reason: reason.message });
-    await new Promise((resolve) => {
-      const timer = setTimeout(resolve, pause);
-      this.wake = () => {
-        clearTimeout(timer);
-        resolve();
-      };
-    });
-    this.wake = () => {};
+    this.timer = setTimeout(() => this.#connect(), pause);
+    this.onState({ kind: "lost", since: this.heard || now, retryAt: now + pause, reason: error.message });
+  }
+
+  /** Returns the reason for which the gateway rejects the stream, which an EventSource does not tell. */
+  async #rejection(reason) {
+    const cut = new AbortController();
+    const signal = AbortSignal.any([cut.signal, this.cut.signal, AbortSignal.timeout(FIRST_ANSWER_MS)]);
+    try {
+      await ask(this.path, { signal });
+      return new Error(reason);
+    } catch (error) {
+      return error;
+    } finally {
+      cut.abort();
+    }
   }
 }

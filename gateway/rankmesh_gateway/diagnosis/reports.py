@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from rankmesh_agent.wire.schemas import RankInfo
 from rankmesh_gateway.diagnosis.frames import SourceLocation
 
 Snapshot = dict[str, Any]
@@ -55,30 +56,24 @@ class RankReport:
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
 
 
-def newest_ranks(
-    listed: Iterable[Mapping[str, Any]], here: str, job: str = "", ranks: Collection[int] = ()
-) -> list[RankReport]:
+def newest_ranks(listed: Iterable[RankInfo], here: str = "", ranks: Collection[int] = ()) -> list[RankReport]:
     """Return a report, without a snapshot, on each rank of the newest epoch of its job that has not left.
 
     Args:
-        listed: ranks in the JSON of RankInfo.
+        listed: the ranks.
         here: id of this host.
-        job: only this job, if not empty.
         ranks: only these, if not empty.
-
-    Raises:
-        KeyError, TypeError: the JSON has another form.
     """
-    wanted = [each for each in listed if job in ("", each["job"])]
+    infos = list(listed)
     newest: dict[str, int] = {}
-    for each in wanted:
-        newest[each["job"]] = max(each["epoch"], newest.get(each["job"], 0))
+    for each in infos:
+        newest[each.job] = max(each.epoch, newest.get(each.job, 0))
     found = []
-    for each in wanted:
-        member = each["member"]
-        if each["epoch"] == newest[each["job"]] and each["state"] != "left" and (not ranks or member["rank"] in ranks):
-            place = each["job"], each["epoch"], member["rank"], member["host"], member["pid"], member["http"]
-            health = each["state"], each["reason"], each["heartbeat_age"]
-            local, blamed = member["host_id"] == here, each.get("failed_ranks", ())
-            found.append(RankReport(*place, *health, local=local, failed_ranks=blamed))
+    for each in infos:
+        member = each.member
+        if each.epoch == newest[each.job] and each.state != "left" and (not ranks or member.rank in ranks):
+            place = each.job, each.epoch, member.rank, member.host, member.pid, member.http
+            health = each.state, each.reason, each.heartbeat_age
+            local = member.host_id == here
+            found.append(RankReport(*place, *health, local=local, failed_ranks=each.failed_ranks))
     return found

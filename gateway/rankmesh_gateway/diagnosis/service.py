@@ -11,10 +11,11 @@ from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.snapshot import RankSnapshot
 from rankmesh_gateway.diagnosis.frames import location_of
+from rankmesh_gateway.diagnosis.problems import find_problems
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import add_snapshots
 from rankmesh_gateway.diagnosis.stalls import find_stalls
-from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, RankDetails, Stall
+from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, Problem, RankDetails
 from rankmesh_gateway.state.registry import Registry
 
 PATIENCE_SECONDS = 1.0
@@ -53,7 +54,7 @@ class DiagnosisService:
         self._known: Diagnosis | None = None
         self._expires_at = float("-inf")
 
-    def known(self) -> list[Stall]:
+    def known(self) -> list[Problem]:
         """Return the findings of the last diagnosis; none if it is old."""
         if self._known is None or time.monotonic() >= self._expires_at + _STALE_SECONDS:
             return []
@@ -75,10 +76,9 @@ class DiagnosisService:
         if patience is not None and (self._latest is None or self._latest.done()):
             self._latest = asyncio.ensure_future(self._diagnose(patience))
         found = await asyncio.shield(self.refresh_soon())
-        if job is None:
-            return found
-        findings = [each for each in found.findings if each.job == job]
-        return Diagnosis(not findings, found.time, findings, [each for each in found.ranks if each.job == job])
+        findings = [each for each in found.findings if job in (None, each.job)]
+        ranks = [each for each in found.ranks if job in (None, each.job)]
+        return Diagnosis(not findings, found.time, findings, ranks, find_problems(self._registry, findings, job))
 
     async def details(self, rank: int, job: str | None = None) -> RankDetails:
         """Return what the agent of a rank describes.
@@ -90,7 +90,7 @@ class DiagnosisService:
         Raises:
             RankNotFoundError: there is no such rank, or there are several.
         """
-        found = newest_ranks(map(asdict, self._registry.ranks(job)), self._here, ranks=[rank])
+        found = newest_ranks(self._registry.ranks(job), self._here, [rank])
         if len(found) != 1:
             jobs = ", ".join(repr(each.job) for each in found[:20])
             which = "" if job is None else f" of job {job!r}"
@@ -109,9 +109,7 @@ class DiagnosisService:
             ranks: only these, if not empty.
             patience: seconds in which an agent must answer.
         """
-        return await self._details(
-            newest_ranks(map(asdict, self._registry.ranks(job)), self._here, ranks=ranks), patience
-        )
+        return await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience)
 
     async def _details(self, reports: Sequence[RankReport], patience: float) -> list[RankDetails]:
         return [
@@ -130,7 +128,7 @@ class DiagnosisService:
 
     def _find(self, patience: float) -> Diagnosis:
         at = time.time()
-        reports = newest_ranks(map(asdict, self._registry.ranks()), self._here)
+        reports = newest_ranks(self._registry.ranks(), self._here)
         groups = [asdict(group) for group in self._registry.groups()]
         self._ask(reports, patience)
         findings = find_stalls(reports, groups)

@@ -4,12 +4,14 @@
 
     rankmesh dashboard   POST /v1/dashboard/codes      a one-time code, for a client with a credential
     browser              GET /#code=CODE               the page; a fragment is not sent
-    page                 POST /v1/dashboard/sessions   the code as its bearer token, in exchange for a session's
-    page                 GET /v1/…                     the session's, with which a request has the role read
+    page                 POST /v1/dashboard/sessions   the code as its bearer token, in exchange for a session's cookie
+    page                 GET /v1/…                     with the cookie, with which a request has the role read
+    page                 DELETE /v1/dashboard/sessions the end of the session
 
-A bearer token of a session stands for the credential of the role ``read``, of the job of the credential for which the
-code was made if that is a job's. If that one has the role ``run``, the session gets the stacks of ranks, too. The
-checks of SecurityMiddleware apply to it as to that credential: it is not accepted from a network in clear.
+A session's token, as a cookie or as a bearer token, stands for the credential of the role ``read``, of the job of the
+credential for which the code was made if that is a job's. If that one has the role ``run``, the session gets the stacks
+of ranks, too. The checks of SecurityMiddleware apply to it as to that credential: it is not accepted from a network in
+clear.
 """
 
 from __future__ import annotations
@@ -86,6 +88,10 @@ class DashboardSessions:
         """Return a new code for a client whose credential has these rights."""
         return self._codes.create(grant)
 
+    def end(self, token: bytes) -> None:
+        """End a session."""
+        self._sessions.remove(token)
+
     def exchange(self, authorization: str) -> str:
         """Return the token of a new session.
 
@@ -107,14 +113,19 @@ class DashboardSessions:
 
         Args:
             authorization: the header.
-            scope: the request's; at EXCHANGE_PATH a code counts, elsewhere a session.
+            scope: the request's; a code counts for the exchange alone, a session elsewhere; without the header, its
+                cookie counts.
 
         Returns:
             The header itself if it is neither; an empty one if the session or the code is not valid.
         """
+        authorization = authorization or _BEARER + cookie_of(scope)
+        if authorization == _BEARER:
+            return b""
         if not authorization.startswith(_BEARER + _PREFIX):
             return authorization
-        tokens = self._codes if scope["path"] == EXCHANGE_PATH else self._sessions
+        is_exchange = (scope["method"], scope["path"]) == ("POST", EXCHANGE_PATH)
+        tokens = self._codes if is_exchange else self._sessions
         token = authorization.removeprefix(_BEARER)
         if token not in tokens or scope["path"] == CODES_PATH:
             return b""
@@ -124,6 +135,23 @@ class DashboardSessions:
         if grant.job is None:
             return _BEARER + self._credentials.of_role(role).encode()
         return _BEARER + derive(for_job(self._credentials.run, grant.job), role).encode()
+
+
+def cookie_name(host: bytes) -> str:
+    """Return the name of the cookie for a Host header: browsers send the cookies of a host to all of its ports."""
+    port = re.search(rb":(\d{1,5})$", host)
+    return f"rankmesh-session-{port[1].decode() if port else 'default'}"
+
+
+def cookie_of(scope: Message) -> bytes:
+    """Return the token in a request's cookie; empty without one, and in a request of another port's or site's page."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        return b""
+    name = cookie_name(headers.get(b"host", b"")).encode()
+    cookies = (each.strip().partition(b"=") for each in headers.get(b"cookie", b"").split(b";"))
+    token = next((value for field, _, value in cookies if field == name), b"")
+    return token if token.startswith(_PREFIX) else b""
 
 
 def _digest(token: bytes) -> bytes:

@@ -98,6 +98,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/overview", Role.READ, "query", handlers.overview, _EVENTS),
     Endpoint("POST", "/v1/dashboard/codes", Role.READ, "none"),
     Endpoint("POST", "/v1/dashboard/sessions", Role.READ, "none"),
+    Endpoint("DELETE", "/v1/dashboard/sessions", Role.READ, "none"),
 )
 _BY_PATH = {(each.method, each.path): each for each in ENDPOINTS}
 _PATTERNS = [(re.compile(re.sub(r"\{\w+\}", "[^/]+", each.path)), each) for each in ENDPOINTS if "{" in each.path]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankmesh_agent.wire.schemas import RankGroupInfo, suspect_seconds
-from rankmesh_gateway.schemas import GroupInFlight, is_held_up
+from rankmesh_gateway.schemas import HELD_UP_SECONDS, GroupInFlight
 from rankmesh_gateway.state.epoch import Epoch
 
 
@@ -71,5 +71,5 @@ def merged_calls(epoch: Epoch, now: float) -> list[GroupInFlight]:
                     merged.differing[str(rank)] = call.op
     for (group_id, seq), merged in found.items():
         merged.missing = [rank for rank, number in begun[group_id].items() if number < seq]
-        merged.held_up = is_held_up(merged.age, merged.missing)
+        merged.held_up = bool(merged.missing) and merged.age >= HELD_UP_SECONDS
     return [found[key] for key in sorted(found)]

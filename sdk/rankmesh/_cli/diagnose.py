@@ -20,7 +20,7 @@ from rankmesh._cli.options import (
     PatienceOption,
     TokenFileOption,
 )
-from rankmesh._cli.overview import Finding, Verdict, fetch_diagnosis, fetch_overview, fetch_snapshots, judge
+from rankmesh._cli.overview import Verdict, fetch_diagnosis, fetch_overview, fetch_snapshots
 from rankmesh_agent.wire.printable import printable
 from rankmesh_gateway.diagnosis.stalls import find_stalls
 
@@ -59,24 +59,24 @@ def diagnose(
         url, reports = directory.absolute().as_uri(), read_dumps(directory, job)
         found = [{**vars(each), "answers": each.snapshot is not None} for each in reports]
         ranks = [_rank(each) for each in found]
-        verdict = Verdict([vars(each) for each in find_stalls(reports, over=True)], [], [])
+        verdict = Verdict([vars(each) for each in find_stalls(reports, over=True)], (each.job for each in reports))
         nothing = f"nothing was stuck: there are {len(reports)} dumps in {directory}, and no rank waited"
     else:
         with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
             overview = fetch_overview(service, job)
             diagnosis = fetch_diagnosis(service, job, patience)
-            verdict, found = judge(overview, diagnosis["findings"]), diagnosis["ranks"]
+            found = diagnosis["ranks"]
+            verdict = Verdict(diagnosis["problems"], (each["job"] for each in found))
             url, nothing = service.url, _nothing_stuck(found, service.url)
             if json:
                 with contextlib.suppress(CommandError):  # a credential to read has the findings without the stacks
                     found = fetch_snapshots(service, job, patience)
                 reasons = {_key(each, each["member"]): each["reason"] for each in overview["ranks"]}
                 ranks = [_rank({**each, "reason": reasons.get(_key(each, each), "")}) for each in found]
-    several = len({each["job"] for each in found}) > 1
     if json:
         json_output.write(_document(ranks, verdict, url))
     else:
-        lines = [*_findings(verdict.findings, several), *map(printable, verdict.others)] or [printable(nothing)]
+        lines = list(_lines(verdict)) or [printable(nothing)]
         write("\n".join([*lines, *map(printable, verdict.remarks)]) + "\n")
     return OK if verdict.ok else NEGATIVE
 
@@ -113,10 +113,9 @@ def _nothing_stuck(found: Sequence[Mapping[str, Any]], url: str) -> str:
     return f"nothing is stuck in {', '.join(jobs)}: {count}, and none waits for another"
 
 
-def _findings(found: Sequence[Finding], several: bool) -> Iterator[str]:
-    for each in found:
-        of_job = f"job {each['job']}: " if several else ""
-        yield printable(f"{of_job}{each['text']}")
+def _lines(verdict: Verdict) -> Iterator[str]:
+    for each in verdict.problems:
+        yield printable(verdict.sentence(each))
         if each["last"]:
             yield printable(f"  last common operation: {each['last']}")
         remark = "; the wait is young, and may be a slow step: ask again" if each["young"] else ""

@@ -1,25 +1,22 @@
-"""The gateway's ``GET /v1/overview``: the verdict on it, and tables of it."""
+"""The gateway's overview as tables, and its problems as sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlencode
 
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import FAILED, NEGATIVE, CommandError
 from rankmesh._cli.tables import Table
-from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
-from rankmesh_gateway.diagnosis.stalls import find_failures
 from rankmesh_gateway.humanize import ranks, rate, seconds, size
-from rankmesh_gateway.schemas import is_held_up
 
 Overview = dict[str, Any]
 Finding = Mapping[str, Any]
-"""The JSON of a Stall."""
+"""The JSON of a Problem."""
 
-_WAITING_SHARE = 0.2
-"""Share of their time that ranks spend in the operations of a group if they wait for another one."""
+_OTHERS = frozenset({"suspect", "agent", "group", "call"})
+"""Kinds of problems that the gateway knows without asking agents."""
 _PARTS = ("ranks", "agents", "groups", "inflight")
 _AS_OF = 5
 """Place of the column in the table of groups."""
@@ -45,11 +42,15 @@ def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
                 found[part] = [each for each in found[part] if each["job"] == job]
         return {**found, **{part: list(found[part]) for part in _PARTS}}
     except (KeyError, TypeError):
-        raise CommandError(
-            f"the gateway at {gateway.url} answers in a form this command does not know: their versions differ; use "
-            "the same RankMesh at both ends",
-            FAILED,
-        ) from None
+        raise _other_version(gateway) from None
+
+
+def _other_version(gateway: ServiceClient) -> CommandError:
+    return CommandError(
+        f"the gateway at {gateway.url} answers in a form this command does not know: their versions differ; use the "
+        "same RankMesh at both ends",
+        FAILED,
+    )
 
 
 def check_job(gateway: ServiceClient, job: str, there: Collection[str]) -> None:
@@ -72,9 +73,11 @@ def fetch_diagnosis(gateway: ServiceClient, job: str = "", patience: float | Non
         patience: seconds in which an agent must answer; None for a recent diagnosis.
 
     Raises:
-        CommandError: the gateway does not answer.
+        CommandError: the gateway does not answer, or in another form.
     """
     found: dict[str, Any] = gateway.get("/v1/diagnosis" + _query(job, patience=patience))
+    if "problems" not in found:
+        raise _other_version(gateway)
     return found
 
 
@@ -101,108 +104,42 @@ def _query(job: str, **parameters: Any) -> str:
     return f"?{urlencode(given, doseq=True)}" if given else ""
 
 
-class Verdict(NamedTuple):
-    """The problems of jobs, the same for ``status`` and ``diagnose``.
+class Verdict:
+    """The problems of jobs and agents as the gateway lists them, for ``status`` and ``diagnose``.
+
+    Args:
+        problems: in the JSON of Problem.
+        jobs: the jobs that there are.
 
     Attributes:
-        findings: the causes: failures, then why ranks wait.
-        others: a sentence for each other problem.
-        remarks: a sentence for what is no problem, but slow.
+        problems: the same, but for notes.
+        findings: those of them that a diagnosis finds.
+        remarks: the sentences of the notes, on what is no problem, but slow.
+        ok: whether there is no problem.
     """
 
-    findings: list[Finding]
-    others: list[str]
-    remarks: list[str]
+    def __init__(self, problems: Sequence[Finding], jobs: Iterable[str]) -> None:
+        self.problems = [each for each in problems if each["severity"] != "note"]
+        self.findings = [each for each in self.problems if each["kind"] not in _OTHERS]
+        self.remarks = [str(each["text"]) for each in problems if each["severity"] == "note"]
+        self.ok = not self.problems
+        self._several = len(set(jobs)) > 1
+
+    def sentence(self, problem: Finding) -> str:
+        """Return a problem in words, with its job where there are several."""
+        job = f"job {problem['job']}"
+        return problem["text"] if not self._several or job in problem["text"] else f"{job}: {problem['text']}"
 
     @property
-    def ok(self) -> bool:
-        """True if there is no problem."""
-        return not self.findings and not self.others
+    def others(self) -> list[str]:
+        """A sentence for each problem that is no finding."""
+        return [each["text"] for each in self.problems if each["kind"] in _OTHERS]
 
     @property
     def sentences(self) -> list[str]:
         """The problems, the causes first."""
-        several = len({each["job"] for each in self.findings}) > 1
         young = "; the wait is young, and may be a slow step"
-        return [
-            *(
-                (f"job {each['job']}: " if several else "") + each["text"] + (young if each["young"] else "")
-                for each in self.findings
-            ),
-            *self.others,
-        ]
-
-
-def judge(overview: Overview, findings: Iterable[Finding]) -> Verdict:
-    """Return the verdict on an overview and the findings on its ranks; of each job, its newest epoch counts.
-
-    Args:
-        overview: the overview.
-        findings: those of a diagnosis. Their failures are left out, as the overview's may be newer.
-    """
-    by_job: dict[str, list[RankReport]] = {}
-    for report in newest_ranks(overview["ranks"], ""):
-        by_job.setdefault(report.job, []).append(report)
-    failures = [vars(each) for reports in by_job.values() for each in find_failures(reports)]
-    found = [*failures, *(each for each in findings if each["kind"] != "failed")]
-    named = {(each["job"], rank) for each in found for rank in each["ranks"]}
-    failed, stuck = {each["job"] for each in failures}, {each["job"] for each in found}
-    newest = {(job, reports[0].epoch) for job, reports in by_job.items()}
-    others = [
-        f"{report.name} of job {report.job} is suspect: no heartbeat for {seconds(report.heartbeat_age)}"
-        for reports in by_job.values()
-        for report in reports
-        if report.state == "suspect" and (report.job, report.rank) not in named
-    ]
-    for each in overview["agents"]:
-        if each["state"] in ("suspect", "failed"):
-            agent = each["agent"]
-            what = "has failed" if each["state"] == "failed" else "is suspect"
-            others.append(
-                f"agent {agent['name']} on {agent['host']} {what}: no heartbeat for {seconds(each['heartbeat_age'])}"
-            )
-    remarks: list[str] = []
-    for each in overview["groups"]:
-        if (each["job"], each["epoch"]) in newest and each["job"] not in failed:
-            if each["failure"]:
-                others.append(f"group {each['name']} of job {each['job']} has failed: {each['failure']}")
-            elif each["job"] not in stuck:
-                remarks += _slowest(each)
-    others += [
-        _held_up(each, overview)
-        for each in overview["inflight"]
-        if each["job"] not in stuck and each.get("held_up", is_held_up(each["age"], each["missing"]))
-    ]
-    return Verdict(found, others, remarks)
-
-
-def _slowest(group: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence on the member that the others wait for: it spends far less of its time in the operations."""
-    shares = sorted((share, int(rank)) for rank, share in group.get("busy", {}).items())
-    if len(shares) > 2 and shares[1][0] >= _WAITING_SHARE and shares[0][0] <= shares[1][0] / 2:
-        (least, rank), (second, _), *_ = shares
-        yield (
-            f"the others wait for rank {rank}: it spends {least:.0%} of its time in the operations of group "
-            f"{group['name']} of job {group['job']}, they at least {second:.0%}"
-        )
-
-
-def _held_up(call: Mapping[str, Any], overview: Overview) -> str:
-    """Return the line for an operation that waits for missing ranks."""
-    known = {
-        each["member"]["rank"]: f" ({each['member']['host']}, pid {each['member']['pid']}, {each['state']})"
-        for each in overview["ranks"]
-        if (each["job"], each["epoch"]) == (call["job"], call["epoch"])
-    }
-    missing = call["missing"]
-    if len(missing) == 1:
-        culprit = f"rank {missing[0]}{known.get(missing[0], '')}"
-    else:
-        culprit = f"{len(missing)} ranks, {ranks(missing)}"
-    return (
-        f"{call['op']} #{call['seq']} in group {call['name']} of job {call['job']} has been held up for "
-        f"{seconds(call['age'])} by {culprit}"
-    )
+        return [self.sentence(each) + (young if each["young"] else "") for each in self.problems]
 
 
 def tables(overview: Overview) -> list[Table]:

@@ -20,11 +20,12 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import host_report, measure
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import interfaces
-from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
+from rankmesh_agent.wire import json_text
+from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest, RankInfo
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import process_state
 from rankmesh_gateway.diagnosis.stalls import find_failures
-from rankmesh_gateway.schemas import Stall
+from rankmesh_gateway.schemas import Problem
 
 CONCURRENCY = 16
 """Concurrent probes."""
@@ -133,7 +134,7 @@ class ProbeResults:
     gateway: dict[str, Any]
     agents: list[AgentProbe] = field(default_factory=list)
     joining: dict[str, list[int]] = field(default_factory=dict)
-    failures: dict[str, list[Stall]] = field(default_factory=dict)
+    failures: dict[str, list[Problem]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
 
 
@@ -163,7 +164,7 @@ def probe_gateway(service: ServiceClient) -> dict[str, Any]:
 
 def list_agents(
     service: ServiceClient, job: str
-) -> tuple[list[AgentProbe], dict[str, list[int]], dict[str, list[Stall]]]:
+) -> tuple[list[AgentProbe], dict[str, list[int]], dict[str, list[Problem]]]:
     """Return the agents of the ranks in the newest epoch of each job, then the free agents; and what has none.
 
     That is, by job, the joining ranks, which wait for others and whose agents do not answer yet, and the failures. The
@@ -177,7 +178,7 @@ def list_agents(
         check_job(service, job, {each["job"] for each in every})
     listed = [each for each in every if each["state"] != "left" and job in ("", each["job"])]
     by_job: dict[str, list[RankReport]] = {}
-    for report in newest_ranks(listed, ""):
+    for report in newest_ranks(json_text.convert(list[RankInfo], listed)):
         by_job.setdefault(report.job, []).append(report)
     failures = {name: stalls for name, reports in by_job.items() if (stalls := list(find_failures(reports)))}
     over = {name for name, reports in by_job.items() if all(report.state == "failed" for report in reports)}

@@ -13,7 +13,7 @@ from rankmesh._cli import json_output, options
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, CommandError, command
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
-from rankmesh._cli.overview import Overview, Verdict, fetch_diagnosis, fetch_overview, judge, summary, tables
+from rankmesh._cli.overview import Overview, Verdict, fetch_diagnosis, fetch_overview, summary, tables
 from rankmesh._cli.tables import Table, show
 from rankmesh_agent.wire.printable import printable
 
@@ -40,7 +40,7 @@ def status(
         overview, verdict = _look(service, job)
         if json:
             found = {"ok": verdict.ok, "complaints": verdict.sentences, "remarks": verdict.remarks, "url": service.url}
-            json_output.write({**found, **overview, "findings": verdict.findings})
+            json_output.write({**found, **overview, "findings": verdict.findings, "problems": verdict.problems})
         elif once or not sys.stdout.isatty():
             show(_all(overview, verdict, service.url))
         else:
@@ -50,7 +50,7 @@ def status(
 
 def _look(service: ServiceClient, job: str) -> tuple[Overview, Verdict]:
     overview = fetch_overview(service, job)
-    return overview, judge(overview, fetch_diagnosis(service, job)["findings"])
+    return overview, Verdict(fetch_diagnosis(service, job)["problems"], (each["job"] for each in overview["ranks"]))
 
 
 def _all(overview: Overview, verdict: Verdict, url: str, remark: str = "") -> list[Table]:

@@ -25,7 +25,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 @pytest.fixture
 def double() -> Iterator[Double]:
     made = Double()
-    made.answers["/v1/diagnosis"] = {"findings": []}
+    made.answers["/v1/diagnosis"] = {"problems": []}
     yield made
     made.close()
 

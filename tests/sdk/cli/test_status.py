@@ -44,7 +44,6 @@ In flight
   group  call  operation                         age   bytes  arrived  missing
   world  #103  all_reduce(sum, float32 x 1024)  2.5 s  4.1 kB  0        1
 """
-HELD_UP = "all_reduce(sum, float32 x 1024) #103 in group world of job train-1 has been held up for 16.0 s"
 
 
 def words(text: str) -> list[list[str]]:
@@ -55,8 +54,8 @@ def words(text: str) -> list[list[str]]:
 def gateway(double: Double, overview: Overview) -> Callable[..., Done]:
     """Serves an overview with some changes, and runs a command about it in this process."""
 
-    def run(*arguments: str, findings: Sequence[dict[str, Any]] = (), **changes: Any) -> Done:
-        double.answers |= {PATH: overview(**changes), "/v1/diagnosis": {"findings": findings}}
+    def run(*arguments: str, problems: Sequence[dict[str, Any]] = (), **changes: Any) -> Done:
+        double.answers |= {PATH: overview(**changes), "/v1/diagnosis": {"problems": problems}}
         return here(*arguments, "--gateway", double.url)
 
     return run
@@ -73,89 +72,27 @@ def test_plain_text_without_a_terminal(double: Double, gateway: Gateway):
 def test_the_document_is_the_gateways(double: Double, gateway: Gateway, overview: Overview):
     done = gateway("status", "--json")
     assert (done.code, done.stderr) == (0, "")
-    ours = {"ok": True, "complaints": [], "remarks": [], "findings": [], "url": double.url}
+    ours = {"ok": True, "complaints": [], "remarks": [], "findings": [], "problems": [], "url": double.url}
     assert done.document == {**ours, **overview()}
 
 
-@pytest.mark.parametrize(
-    ("part", "change", "complaint"),
-    [
-        (
-            "ranks",
-            {"state": "failed", "reason": "killed"},
-            "rank 1 (host-1, pid 4001) has failed: killed",
-        ),
-        (
-            "ranks",
-            {"state": "suspect", "heartbeat_age": 4.2},
-            "rank 1 (host-1, pid 4001) of job train-1 is suspect: no heartbeat for 4.2 s",
-        ),
-        ("agents", {"state": "failed"}, "agent agent-7 on agent-7.local has failed: no heartbeat for 200 ms"),
-        ("groups", {"failure": "rank 1 failed"}, "group world of job train-1 has failed: rank 1 failed"),
-        ("inflight", {"age": 16.0, "held_up": True}, f"{HELD_UP} by rank 1 (host-1, pid 4001, alive)"),
-        ("inflight", {"age": 16.0, "missing": [1, 2, 3]}, f"{HELD_UP} by 3 ranks, 1-3"),
-    ],
-    ids=["failed", "suspect", "agent", "group", "held up", "held up, of an earlier gateway"],
-)
-def test_problems(gateway: Gateway, overview: Overview, part: str, change: dict[str, Any], complaint: str):
-    changed = overview()[part]
-    changed[-1].update(change)
-    code, stdout, _ = gateway("status", **{part: changed})
-    assert code == 1
-    assert complaint in stdout
-    done = gateway("status", "--json", **{part: changed})
-    assert (done.code, done.document["ok"], done.document["complaints"]) == (1, False, [complaint])
-
-
-def test_the_cause_of_a_failure_comes_first(gateway: Gateway, overview: Overview):
-    ranks = [made_up.rank(each, job="train-1") for each in range(4)]
-    ranks[0].update(state="failed", reason="rank 2 failed", failed_ranks=[2], heartbeat_age=4.0)
-    ranks[1].update(state="failed", reason="rank 2 failed", failed_ranks=[2, 3], heartbeat_age=3.0)
-    ranks[2].update(state="failed", reason="ValueError: no more data", heartbeat_age=3.5)
-    failed = overview()["groups"]
-    failed[0]["failure"] = "rank 2 failed"
-    done = gateway("status", "--json", ranks=ranks, groups=failed)
-    assert done.document["complaints"] == [
-        "rank 2 (host-0, pid 4002) has failed: ValueError: no more data; ranks 0-1 failed because of it"
-    ]
-    (finding,) = done.document["findings"]
-    assert (finding["kind"], finding["ranks"]) == ("failed", [2])
-
-
-FINDING = made_up.finding("rank 2 has not come to all_reduce #3 for 12.0 s", job="train-1")
 YOUNG = made_up.finding("rank 2 has not come to all_reduce #3 for 5.8 s", job="train-1", young=True)
+OTHER = made_up.finding("group world of job other has failed", job="other", kind="group", severity="failed")
+NOTE = made_up.finding("the others wait for rank 1", kind="busy", severity="note")
 
 
-@pytest.mark.parametrize("finding", [FINDING, YOUNG], ids=["old", "young"])
-def test_a_finding_of_diagnose_is_a_problem(gateway: Gateway, overview: Overview, finding: dict[str, Any]):
-    """And the only one: the operation that is held up, and the ranks that it names, are the same."""
-    ranks = [made_up.rank(each, job="train-1") for each in range(3)]
-    ranks[2].update(state="suspect", heartbeat_age=4.0)
-    calls = overview()["inflight"]
-    calls[0].update(age=16.0, held_up=True)
-    code, stdout, _ = gateway("status", ranks=ranks, inflight=calls, findings=[finding])
+def test_problems(gateway: Gateway, overview: Overview):
+    """They are the gateway's, in its order; a job is named where there are several."""
+    ranks = [*overview()["ranks"], made_up.rank(0, job="other")]
+    young = f"job train-1: {YOUNG['text']}; the wait is young, and may be a slow step"
+    code, stdout, _ = gateway("status", ranks=ranks, problems=[YOUNG, OTHER, NOTE])
     assert (code, "all is well" in stdout) == (1, False)
-    done = gateway("status", "--json", ranks=ranks, inflight=calls, findings=[finding])
-    text = finding["text"] + ("; the wait is young, and may be a slow step" if finding["young"] else "")
-    assert (done.document["complaints"], done.document["findings"]) == ([text], [finding])
-
-
-def test_only_the_newest_epoch_counts(gateway: Gateway, overview: Overview):
-    ranks = [*overview()["ranks"], made_up.rank(0, job="train-1", epoch=2), made_up.rank(1, job="train-1", epoch=2)]
-    ranks[0].update(state="failed", reason="killed")
-    failed = overview()["groups"]
-    failed[0]["failure"] = "rank 0 failed"
-    assert gateway("status", ranks=ranks, groups=failed, inflight=[]).code == 0
-
-
-def test_a_rank_that_the_others_wait_for_is_named(gateway: Gateway, overview: Overview):
-    groups = [made_up.group(ranks=4, job="train-1", busy={"0": 0.95, "1": 0.93, "2": 0.06, "3": 0.94})]
-    code, stdout, _ = gateway("status", groups=groups)
-    slowest = "the others wait for rank 2: it spends 6% of its time in the operations of group world of job train-1"
-    assert (code, "all is well" in stdout, slowest in stdout) == (0, False, True)
-    assert gateway("status", "--json", groups=groups).document["remarks"] == [f"{slowest}, they at least 93%"]
-    groups[0]["busy"]["2"] = 0.5
-    assert "all is well" in gateway("status", groups=groups).stdout
+    assert f"  {young}\n  {OTHER['text']}\n  {NOTE['text']}\n" in stdout
+    done = gateway("status", "--json", ranks=ranks, problems=[YOUNG, OTHER, NOTE]).document
+    assert (done["ok"], done["complaints"], done["remarks"]) == (False, [young, OTHER["text"]], [NOTE["text"]])
+    assert (done["findings"], done["problems"]) == ([YOUNG], [YOUNG, OTHER])
+    done = gateway("status", problems=[NOTE])
+    assert (done.code, NOTE["text"] in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize("command", ["status", "groups", "stacks", "diagnose", "doctor"])
@@ -167,14 +104,6 @@ def test_an_unknown_job(double: Double, overview: Overview, command: str):
     code, stdout, stderr = here(command, "--job", "another", "--gateway", double.url, "--json")
     assert (code, stdout) == (1, "")
     assert stderr == f"rankmesh: the gateway at {double.url} has no job 'another'; there are: other, train-1\n"
-
-
-def test_what_is_in_flight_and_not_held_up_is_no_problem(gateway: Gateway, overview: Overview):
-    calls = overview()["inflight"]
-    calls[0].update(age=16.0, missing=[])
-    assert gateway("status", inflight=calls).code == 0
-    calls[0].update(age=9.0, missing=[1], held_up=False)
-    assert gateway("status", inflight=calls).code == 0
 
 
 def test_the_age_of_call_counts(gateway: Gateway, overview: Overview):

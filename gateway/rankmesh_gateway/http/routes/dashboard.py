@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
 
 from rankmesh_agent.http.application import Responses
 from rankmesh_gateway import dashboard
-from rankmesh_gateway.http.dashboard_sessions import CODE_SECONDS, SESSION_SECONDS
+from rankmesh_gateway.http.dashboard_sessions import (
+    CODE_SECONDS,
+    CODES_PATH,
+    EXCHANGE_PATH,
+    SESSION_SECONDS,
+    cookie_name,
+    cookie_of,
+)
 from rankmesh_gateway.http.routes.dependencies import BEARER, ServicesDep, grant_of
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.schemas import DashboardCode, DashboardSession
@@ -42,21 +50,36 @@ async def part(request: Request) -> Response:
     return _response(name, request)
 
 
-@router.post("/v1/dashboard/codes", status_code=HTTPStatus.CREATED, dependencies=[BEARER], responses=problems(401))
+@router.post(CODES_PATH, status_code=HTTPStatus.CREATED, dependencies=[BEARER], responses=problems(401))
 async def create_code(request: Request, services: ServicesDep, response: Response) -> DashboardCode:
     """Make a code that opens the dashboard once: `http://…/#code=…` in a browser (`rankmesh dashboard`)."""
     response.headers["cache-control"] = "no-store"
     return DashboardCode(services.sessions.create_code(grant_of(request)), CODE_SECONDS)
 
 
-@router.post("/v1/dashboard/sessions", status_code=HTTPStatus.CREATED, dependencies=[BEARER], responses=problems(401))
+@router.post(EXCHANGE_PATH, status_code=HTTPStatus.CREATED, dependencies=[BEARER], responses=problems(401))
 async def create_session(services: ServicesDep, request: Request, response: Response) -> DashboardSession:
-    """Exchange a code, sent as the bearer token, for the bearer token of a session with the role `read`.
+    """Exchange a code, sent as the bearer token, for a session with the role `read`: a cookie, and its bearer token.
 
     If the code was made with the role `run`, the session also gets the stacks of ranks (`/v1/ranks/{rank}/snapshot`).
     """
     response.headers["cache-control"] = "no-store"
-    return DashboardSession(services.sessions.exchange(request.headers.get("authorization", "")), SESSION_SECONDS)
+    token = services.sessions.exchange(request.headers.get("authorization", ""))
+    response.set_cookie(value=token, **_cookie(request))
+    return DashboardSession(token, SESSION_SECONDS)
+
+
+@router.delete(EXCHANGE_PATH, status_code=HTTPStatus.NO_CONTENT, dependencies=[BEARER], responses=problems(401))
+async def end_session(services: ServicesDep, request: Request, response: Response) -> None:
+    """End the session of the cookie."""
+    services.sessions.end(cookie_of(request.scope))
+    response.delete_cookie(**_cookie(request))
+
+
+def _cookie(request: Request) -> dict[str, Any]:
+    name = cookie_name(request.headers.get("host", "").encode())
+    secure = request.url.scheme == "https"
+    return {"key": name, "path": "/v1", "secure": secure, "httponly": True, "samesite": "strict"}
 
 
 def _response(name: str, request: Request) -> Response:
