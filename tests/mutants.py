@@ -247,12 +247,11 @@ FAULTS = [
     Fault(GROUP + "local_state.py", "for rank in self.ranks if rank not in missing", "for rank in self.ranks if rank in missing", FAILURE, "an error says that the missing have arrived"),
     Fault(GROUP + "local_state.py", 'f"{who} left ({cause or', 'f"{who} failed ({cause or', FAILURE, "a rank that left is said to have failed"),
     # Arrays on GPUs
-    Fault(GPU + "watchdog.py", "if self._paused or not self._started:", "if not self._started:", "agent/gpu", "calls after a pause are not watched"),
-    Fault(GPU + "watchdog.py", "reports[rank].seq < seq", "reports[rank].seq <= seq", GPU_FAILURE, "ranks that made the call are missing"),
+    Fault(GROUP + "call_monitor.py", "if any(self._reported < report.seq <= seq for", "if any(self._reported < report.seq < seq for", GPU_FAILURE, "ranks that made the call are missing"),
     Fault(GPU + "selection.py", "allowed = all(", "allowed = any(", "gpu/test_selection.py", "one rank allows all to share a GPU"),
     Fault(GPU + "nccl.py", "yield how._replace(op=own)", "yield how._replace(op=0)", "gpu/test_results.py", "PREMUL_SUM only adds"),
     Fault(CALLS + "p2p.py", "for one in sorted(p2p_op_list, key=lambda one: sorted((me, me if one.group_peer is None else one.group_peer))):", "for one in p2p_op_list:", "gpu/test_multigpu.py", "pairs of ranks wait for each other in a circle"),
-    Fault(GPU + "watchdog.py", "if launch.ended and launch.future is not None", "if launch.future is not None", "agent/gpu gpu/test_streams.py", "futures complete before the GPU has"),
+    Fault(GPU + "watchdog.py", "            if launch.ended:", "            if True:", "agent/gpu gpu/test_streams.py", "futures complete before the GPU has"),
     Fault(GPU + "communicator.py", "launch_options, launches=True)", "launch_options)", "gpu/test_streams.py", "a thread enqueues NCCL's asynchronous calls"),
     # The store
     Fault(STORE + "table.py", "completed = [watch for watch in touched if not watch.missing]", "completed = list(touched)", TABLE, "a wait for two keys ends with the first"),

@@ -92,7 +92,7 @@ async def first_pieces(*arguments: Any) -> AsyncGenerator[bytes]:
                 return
 
 
-@pytest.mark.skipif("RANKMESH_HTTP_EXAMPLES" not in os.environ, reason="a minute of requests: make test-fuzz sends them")
+@pytest.mark.skipif("RANKMESH_HTTP_EXAMPLES" not in os.environ, reason="a minute of requests: make test-fuzz")
 @pytest.mark.parametrize("service", ["store", "gateway"])
 def test_a_service_without_a_job(service: str, subtests: pytest.Subtests) -> None:
     names = ["testserver"]  # by which schemathesis calls an application

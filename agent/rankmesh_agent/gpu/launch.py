@@ -143,6 +143,21 @@ class Launch:
         with runtime.DeviceGuard(self.device):  # queried with another device current, CUDA makes a context there
             return runtime.event_completed(event)
 
+    def request_future(self) -> Future:
+        """Return a future of the end of the call, which ``complete_future`` completes."""
+        with self._lock:
+            if self.future is None:
+                self.future = Future()
+            return self.future
+
+    def complete_future(self) -> None:
+        """Complete the future of a call that has ended, if one was requested; a second time changes nothing."""
+        if self.future is not None:
+            if self.error is None:
+                self.future.set_result(None)
+            else:
+                self.future.set_exception(self.error)
+
     def fail(self, error: DistError) -> None:
         """End the call with an error; its backend has been aborted."""
         with self._lock:

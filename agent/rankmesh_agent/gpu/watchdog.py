@@ -8,11 +8,8 @@ behind them on their streams goes on.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections import deque
 
-from rankmesh_agent.backends.fingerprint import call_table
 from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.nccl import NcclBackend
 from rankmesh_agent.group.communicator import Communicator
@@ -25,12 +22,10 @@ _POLL_SECONDS = 0.005
 """Interval of the checks while calls are in flight."""
 _FUTURE_SECONDS = 0.0005
 """Interval of the checks while a future waits for one of them."""
-_IDLE_SECONDS = 1.0
-"""Time without calls until the checks pause: to wake the thread for each call would take longer than the call."""
+_IDLE_SECONDS = 0.1
+"""Interval of the checks without calls: to wake the thread for each call would take longer than the call."""
 _CLOSE_SECONDS = 5.0
 """Longest wait for the thread at the end; an abort may take long."""
-_SLOW_SECONDS = 1.0
-"""Age at which a rank reports that a call is in flight; at the timeout, a rank that has not done so is missing."""
 
 
 class GpuWatchdog:
@@ -44,56 +39,26 @@ class GpuWatchdog:
     def __init__(self, comm: Communicator, backend: NcclBackend) -> None:
         self._comm = comm
         self._backend = backend
-        self._launches: list[Launch] = []
-        self._added: deque[Launch] = deque()  # without the lock: appending is atomic, and quick
-        self._reported = 0
-        self._changed = threading.Condition()
-        self._idle_since = 0.0
-        self._paused = False
+        self._launches: dict[Launch, None] = {}  # without a lock: each use of it is atomic
         self._watchdog = Watchdog(f"rankmesh-{comm.name}-gpu", _CLOSE_SECONDS)
-        self._started = False
+        self._watchdog.add(self._check)
 
     def add(self, launch: Launch) -> None:
         """Watch a call that is being launched. All members launch collectives in the same order."""
-        self._added.append(launch)
-        if self._paused or not self._started:
-            self._start()
-
-    def _start(self) -> None:
-        """Start the checks, or go on with them."""
-        with self._changed:
-            self._paused = False
-            if not self._started:
-                self._started = True
-                self._watchdog.add(self._check)
-        self._watchdog.wake()
+        self._launches[launch] = None
 
     def remove(self, launch: Launch) -> None:
         """Stop watching a call that could not be launched. Does nothing if it is not watched."""
-        with self._changed:
-            launches = self._in_flight()
-            if launch in launches:
-                launches.remove(launch)
-                self._changed.notify_all()
-
-    def _in_flight(self) -> list[Launch]:
-        """Return the calls that are watched. With the lock held."""
-        while self._added:
-            self._launches.append(self._added.popleft())
-        return self._launches
+        self._launches.pop(launch, None)
 
     def future_of(self, launch: Launch) -> Future:
         """Return a future that completes, with value None, when a call has ended."""
-        with self._changed:
-            if launch.future is not None:
-                return launch.future
-            launch.future = Future()
-            completed = launch not in self._in_flight() and launch.is_completed()
-        if completed:
-            _complete(launch.future, launch)
+        future = launch.request_future()
+        if launch not in self._launches and launch.is_completed():
+            launch.complete_future()
         else:
             self._watchdog.wake()
-        return launch.future
+        return future
 
     def drain(self, deadline: Deadline) -> None:
         """Wait until all calls have ended or the deadline passes. The calls' own deadlines stay in force.
@@ -101,9 +66,9 @@ class GpuWatchdog:
         Raises:
             DistError: a call failed.
         """
-        with self._changed:
-            while self._in_flight() and not deadline.expired():
-                self._changed.wait(_POLL_SECONDS)
+        self._watchdog.wake()
+        while self._launches and not deadline.expired():
+            time.sleep(_POLL_SECONDS)
         failure = self._comm.failure
         if failure is not None:
             raise failure
@@ -111,32 +76,31 @@ class GpuWatchdog:
     def close(self) -> bool:
         """End the thread; calls in flight are no longer watched. Return whether there are any."""
         self._watchdog.remove(self._check)
-        with self._changed:
-            return bool(self._in_flight())
+        return bool(self._launches)
 
-    def _check(self) -> float | None:
-        with self._changed:
-            launches = self._in_flight().copy()
-        if launches:
-            try:
-                self._check_launches(launches)
-            except Exception as error:  # an error of CUDA's, after which the GPU is unusable, or a bug
-                failure = error if isinstance(error, DistError) else DistBackendError(f"on the GPU: {error}")
-                self._comm.abort(failure)
-                self._abort(failure)
-        now = time.monotonic()
-        if launches:
-            self._idle_since = now
-        elif now - self._idle_since > _IDLE_SECONDS:
-            self._paused = True
-            if not (self._added or self._launches):  # else one was added that could not see the pause
-                return None
-            self._paused = False
-        awaited = any(launch.future is not None for launch in self._launches)
-        return _FUTURE_SECONDS if awaited else _POLL_SECONDS
+    def _check(self) -> float:
+        monitor = self._comm.launch_monitor
+        if monitor is not None:
+            monitor.progress()
+        launches = list(self._launches)
+        if not launches:
+            return _IDLE_SECONDS
+        try:
+            failure = self._comm.failure
+            self._find_completed(launches)
+            if failure is None and self._launches:
+                failure = self._error(list(self._launches))
+                if failure is not None:
+                    self._comm.abort(failure)
+        except Exception as error:  # an error of CUDA's, after which the GPU is unusable, or a bug
+            failure = error if isinstance(error, DistError) else DistBackendError(f"on the GPU: {error}")
+            self._comm.abort(failure)
+        if failure is not None:
+            self._abort(failure)
+        return _FUTURE_SECONDS if any(launch.future is not None for launch in launches) else _POLL_SECONDS
 
-    def _check_launches(self, launches: list[Launch]) -> None:
-        error = self._comm.failure
+    def _find_completed(self, launches: list[Launch]) -> None:
+        """Find the calls that the GPU has completed, and stop watching them."""
         latest = {(launch.device, launch.stream): launch for launch in launches if launch.seq}
         completed = {place: launch.seq for place, launch in latest.items() if launch.is_completed()}
         busy: set[tuple[int, int]] = set()
@@ -146,84 +110,45 @@ class GpuWatchdog:
                 launch.complete()  # collectives are enqueued in order; to query each would take longer than it did
             elif place not in busy and not launch.is_completed():
                 busy.add(place)  # what is behind it has not ended either
-        launches = self._forget_ended()
-        if not launches and error is None:
-            return
-        now = time.monotonic()
-        late = next((launch for launch in launches if now >= launch.deadline.at and not launch.is_completed()), None)
-        if error is None:
-            message = self._backend.async_error()
-            if message:
-                error = DistBackendError(f"{launches[0].description} in group {self._comm.name!r}: {message}")
-            elif late is not None:
-                error = self._timeout_error(late)
-            else:
-                self._report_if_slow()
-                error = self._peer_lost_error(launches)
-                if error is None:
-                    return
-            self._comm.abort(error)
-        self._abort(error)
+        self._forget_ended(launches)
+
+    def _error(self, launches: list[Launch]) -> DistError | None:
+        """Return why the calls in flight cannot complete, None while they can."""
+        group, monitor = self._comm, self._comm.launch_monitor
+        message = self._backend.async_error()
+        if message:
+            return DistBackendError(f"{launches[0].description} in group {group.name!r}: {message}")
+        first = next((launch for launch in launches if launch.seq), launches[0])
+        late = [launch for launch in launches if launch.deadline.expired()]
+        for launch in (first, launches[0], *late):
+            seq, description, deadline, peers = launch.seq, launch.description, launch.deadline, launch.peers
+            if launch.is_completed():
+                continue
+            if monitor is not None:
+                error = monitor.error(seq, launch.fingerprint, description, deadline, peers)
+                if error is not None:
+                    return error
+            elif deadline.expired():
+                return CollectiveTimeoutError(
+                    f"{description} in group {group.name!r} waited {deadline.seconds:.1f} s on the GPU for "
+                    f"{', '.join(f'rank {group.global_ranks[peer]}' for peer in peers)}",
+                    ranks=[group.global_ranks[peer] for peer in peers],
+                    op=launch.op,
+                    group=group.name,
+                )
+        return None
 
     def _abort(self, error: DistError) -> None:
         with contextlib.suppress(Exception):  # the backend is not used again, whatever abort raises
             self._backend.abort()
-        with self._changed:
-            launches = self._in_flight().copy()
+        launches = list(self._launches)
         for launch in launches:
             launch.fail(error)
-        self._forget_ended()
+        self._forget_ended(launches)
 
-    def _forget_ended(self) -> list[Launch]:
-        """Stop watching the calls that have ended, and complete their futures; return the others."""
-        with self._changed:
-            every = self._in_flight()
-            left = self._launches = [launch for launch in every if not launch.ended]
-            futures = [(launch.future, launch) for launch in every if launch.ended and launch.future is not None]
-            if len(left) < len(every):
-                self._changed.notify_all()
-        for future, launch in futures:
-            _complete(future, launch)
-        return left.copy()
-
-    def _peer_lost_error(self, launches: list[Launch]) -> DistError | None:
-        """Return the error of a slow call that waits for a rank that has left, None if there is none."""
+    def _forget_ended(self, launches: list[Launch]) -> None:
+        """Stop watching the calls that have ended, and complete their futures."""
         for launch in launches:
-            if launch.deadline.elapsed() > _SLOW_SECONDS and not launch.is_completed():
-                return self._comm.peer_lost_error(launch.peers, launch.op)
-        return None
-
-    def _report_if_slow(self) -> None:
-        """Report the oldest call in flight, once, if it is slow, and receive what other ranks report."""
-        with self._changed:
-            first = next((launch for launch in self._in_flight() if launch.seq), None)
-        if first is None or first.deadline.elapsed() <= min(_SLOW_SECONDS, first.deadline.seconds / 2):
-            return
-        if first.seq > self._reported:
-            self._reported = first.seq
-            self._comm.report_launch(first.seq, first.fingerprint, first.description)
-        self._comm.launches_of_others()
-
-    def _timeout_error(self, launch: Launch) -> CollectiveTimeoutError:
-        """Return the error of a call that passed its deadline. It names the ranks that have not reported the call."""
-        seq, ranks, group = launch.seq, self._comm.global_ranks, self._comm.name
-        reports = self._comm.launches_of_others()
-        others = [rank for rank in launch.peers if rank not in reports or reports[rank].seq < seq]
-        calls = {ranks[self._comm.rank]: launch.description}
-        calls |= {ranks[rank]: report.text for rank, report in reports.items() if seq and report.seq == seq}
-        message = (
-            f"{launch.description} in group {group!r} did not end on the GPU within {launch.deadline.seconds:.1f} s"
-        )
-        if len(set(calls.values())) > 1:
-            message += f"; the ranks did not make the same call: {call_table(calls)}"
-        missing = [ranks[rank] for rank in others]
-        if missing:
-            message += f"; missing: {', '.join(f'rank {rank}' for rank in missing)}"
-        return CollectiveTimeoutError(message, ranks=missing, op=launch.op, group=group)
-
-
-def _complete(future: Future, launch: Launch) -> None:
-    if launch.error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(launch.error)
+            if launch.ended:
+                self.remove(launch)
+                launch.complete_future()

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.backends.base import Backend
+from rankmesh_agent.group.call_monitor import CallMonitor
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.flight_recorder import Record, RecordedCalls, in_flight
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
-from rankmesh_agent.progress.status import Status
 from rankmesh_agent.wire.errors import DistBackendError, DistError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, GroupInfo
@@ -65,6 +65,9 @@ class Communicator(ABC):
     queue: CallQueue
     submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
     """The queue's method that executes a call, or one that does more before, or records the call."""
+
+    launch_monitor: CallMonitor | None = None
+    """Finds calls on GPUs that cannot complete; None in an attached process, which gets no reports of other members."""
 
     on_device = False
     """True if arrays are DeviceArrays, not NumPy's."""
@@ -169,13 +172,6 @@ class Communicator(ABC):
             during: description of the call.
         """
         return None
-
-    def report_launch(self, seq: int, fingerprint: int, description: str) -> None:  # noqa: B027  # see below
-        """Report a call that runs on a GPU to the other members; an attached process cannot."""
-
-    def launches_of_others(self) -> Mapping[int, Status]:
-        """Return the calls on GPUs that the other members have reported last, by group rank."""
-        return {}
 
     @abstractmethod
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from rankmesh_agent.backends.registered import Outcome
 from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.backends.selection import first_backend, select_backend
 from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.group.call_monitor import CallMonitor
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import RecordedCalls
@@ -61,6 +62,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.link = MessageLink(engine, group, self.ranks, self.rank)
         self.link.departed = self.state.departed
         self.link.describe = lambda: str(self.state.call)
+        self.launch_monitor = CallMonitor(state, self.link.launches)
         self.matcher = MessageMatcher(engine, group, self.state.global_rank, self.state.on_misfit)
         self.messages = GroupMessages(self.state, self.matcher)
         self.queue = CallQueue(self.state, first_backend(self.link))
@@ -87,18 +89,6 @@ class LocalCommunicator(Communicator, FrameSink):
         except DistError as error:
             return error
         return None
-
-    def report_launch(self, seq: int, fingerprint: int, description: str) -> None:
-        """See Communicator."""
-        with self.engine.lock:
-            self.link.launches.report(seq, fingerprint, description)
-
-    def launches_of_others(self) -> Mapping[int, Status]:
-        """See Communicator."""
-        self.engine.progress()
-        with self.engine.lock:
-            self.link.launches.share()
-            return self.link.launches.of_others()
 
     def raise_if_member_lost(self, during: str) -> None:
         """Raise the group's failure, or the error of the loss of a member.

@@ -98,7 +98,7 @@ class MpiBackend(Backend):
     def leave(self) -> None:
         """See Backend."""
         WATCHDOG.remove(self._check)
-        self._watchdog.report_progress()  # ranks in a later call learn that this rank does not make it
+        self._watchdog.monitor.report_latest()  # ranks in a later call learn that this rank does not make it
         with self._group.engine.lock:
             self.messages.close()
 
