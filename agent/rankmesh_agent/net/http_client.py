@@ -161,15 +161,13 @@ class HttpClient:
 
     def _receive(self, connection: http.client.HTTPConnection, limit: int) -> HttpResponse:
         response = connection.getresponse()
-        content = response.read(limit + 1)
-        if len(content) > limit:
-            raise ResponseTooLargeError(f"the response has more than {limit} bytes")
+        content = _limited(response.read(limit + 1), limit)
         if response.length:  # read() with a limit does not raise this itself
             raise http.client.IncompleteRead(content, response.length)
         if response.status == HTTPStatus.BAD_REQUEST and b"HTTPS" in content[:1000]:  # RankMesh's, nginx's or Go's
             raise UnauthenticatedServerError(f"the server at {self._server[1]} refuses the request: {_NEEDS_TLS}")
         if response.getheader("Content-Encoding") == "gzip":
-            content = zlib.decompressobj(wbits=_GZIP).decompress(content, limit)
+            content = _limited(zlib.decompressobj(wbits=_GZIP).decompress(content, limit + 1), limit)
         return HttpResponse(response.status, content, dict(response.getheaders()))
 
     def close(self) -> None:
@@ -184,6 +182,13 @@ class HttpClient:
         connection = self._connection
         with contextlib.suppress(OSError, AttributeError):  # there is none, or no more
             connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+
+
+def _limited(content: bytes, limit: int) -> bytes:
+    """Return the first bytes of a response's body, unless they exceed the limit."""
+    if len(content) > limit:
+        raise ResponseTooLargeError(f"the response has more than {limit} bytes")
+    return content
 
 
 def _refusal(credential: str) -> HttpResponse:

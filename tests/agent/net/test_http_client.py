@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 import socket
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from support.processes import free_port
 
-from rankmesh_agent.net.http_client import HttpClient, NoResponseError
+from rankmesh_agent.net.http_client import HttpClient, NoResponseError, ResponseTooLargeError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n" + b'{"a": 1}'
 
@@ -113,6 +114,16 @@ def test_no_answer_or_none_in_http_then_another_question(server, asker, answer):
     with pytest.raises(NoResponseError):
         asker.request("GET", server.url + "/", timeout=10)
     assert asker.request("GET", server.url + "/", timeout=10).status == 200
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_the_limit_is_that_of_the_body_as_it_is_read(server, asker, packed):
+    body = b"x" * 1000
+    sent, field = (gzip.compress(body), b"Content-Encoding: gzip\r\n") if packed else (body, b"")
+    server.answers = [b"HTTP/1.1 200 OK\r\n%sContent-Length: %d\r\n\r\n%s" % (field, len(sent), sent)] * 2
+    with pytest.raises(ResponseTooLargeError, match="more than 999 bytes"):
+        asker.request("GET", server.url + "/", timeout=10, limit=999)
+    assert asker.request("GET", server.url + "/", timeout=10, limit=1000).body == body
 
 
 def test_nobody_there(asker):
