@@ -30,6 +30,8 @@ class DeviceArray:
         device: CUDA device number in this process.
         owner: object that keeps the memory alive.
         streams: current streams of the array's library.
+
+    Attributes:
         factor: by which PREMUL_SUM multiplies the elements as it reads them; None for 1.
     """
 
@@ -45,7 +47,6 @@ class DeviceArray:
         device: int,
         owner: object,
         streams: Streams,
-        factor: complex | None = None,
     ) -> None:
         self.pointer = pointer
         self.size = size
@@ -53,7 +54,7 @@ class DeviceArray:
         self.device = device
         self.owner = owner
         self.streams = streams
-        self.factor = factor
+        self.factor: complex | None = None
 
     @property
     def nbytes(self) -> int:
@@ -64,11 +65,15 @@ class DeviceArray:
         begin, end, _ = part.indices(self.size)
         pointer = self.pointer + begin * self.dtype.itemsize
         size = max(end - begin, 0)
-        return DeviceArray(pointer, size, self.dtype, self.device, self.owner, self.streams, self.factor)
+        part_of = DeviceArray(pointer, size, self.dtype, self.device, self.owner, self.streams)
+        part_of.factor = self.factor
+        return part_of
 
     def scaled(self, factor: complex) -> DeviceArray:
         """Return the same elements with a factor for PREMUL_SUM."""
-        return DeviceArray(self.pointer, self.size, self.dtype, self.device, self.owner, self.streams, factor)
+        found = self[:]
+        found.factor = factor
+        return found
 
     def __setitem__(self, part: slice, other: DeviceArray) -> None:
         """Copy another array into a slice, on the current stream."""

@@ -117,8 +117,7 @@ class GpuCommunicator(Communicator):
         stream = streams.current(device)
         if options.async_op:
             stream = self._stream_behind(stream, device, purpose)
-        deadline = Deadline(options.timeout)
-        return Launch(description, arrays, stream, options.on_complete, deadline, self._events, peers)
+        return Launch(description, arrays, stream, options, self._events, peers)
 
     def _stream_behind(self, stream: int, device: int, purpose: str) -> int:
         """Return the group's own stream for a purpose, made to wait for the work enqueued on another stream."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray, Streams
-from rankmesh_agent.group.options import OnComplete
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Future, Work, wait_limit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
@@ -52,13 +52,13 @@ class Launch:
         description: of the call, for error messages.
         arrays: the call's arrays, kept alive until it has ended.
         stream: the stream it is launched on.
-        on_complete: enqueues the caller's work behind the call on the stream (a copy back from a staging array).
-        deadline: of the call.
+        options: of the call; ``on_complete`` enqueues the caller's work behind it, a copy back from a staging array.
         events: the pool that its completion event comes from.
         peers: group ranks that the call waits for.
 
     Attributes:
-        description, stream, deadline, peers: see above.
+        description, stream, peers: see above.
+        deadline: of the call.
         device, streams: of the arrays.
         ended: whether the call was found to be completed, or has failed.
         error: of a call that failed, else None.
@@ -76,8 +76,7 @@ class Launch:
         description: str,
         arrays: Sequence[DeviceArray],
         stream: int,
-        on_complete: OnComplete,
-        deadline: Deadline,
+        options: Options,
         events: EventPool,
         peers: Sequence[int],
     ) -> None:
@@ -86,12 +85,12 @@ class Launch:
         self.device = arrays[0].device
         self.streams: Streams = arrays[0].streams
         self.stream = stream
-        self.deadline = deadline
+        self.deadline = Deadline(options.timeout)
         self.error: DistError | None = None
         self.future: Future | None = None
         self.seq = self.fingerprint = 0
         self._arrays: Sequence[DeviceArray] | None = arrays
-        self._on_complete = on_complete
+        self._on_complete = options.on_complete
         self._events = events
         self._event: int | None = None
         self._scratch: list[Any] = []

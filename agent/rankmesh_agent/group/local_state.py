@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import START_UP, GroupState
@@ -334,7 +333,7 @@ class LocalGroupState(GroupState):
     def _describe(self, rank: int) -> str:
         member = self._members.get(rank)
         number = self._number(rank)
-        return replace(member, rank=number).described() if member is not None else f"rank {number}"
+        return member.described(number) if member is not None else f"rank {number}"
 
 
 def _decode_failure(payload: bytes) -> DistError:

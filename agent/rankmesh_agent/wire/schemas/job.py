@@ -66,9 +66,10 @@ class Member:
     transport: Text = ""
     full_mesh: Integer = -1
 
-    def described(self) -> str:
-        """The member as text, for error messages."""
-        name = "a process without a rank yet" if self.rank == UNASSIGNED else f"rank {self.rank}"
+    def described(self, number: int | None = None) -> str:
+        """Return the member as text, for error messages, by default with its own rank."""
+        rank = self.rank if number is None else number
+        name = "a process without a rank yet" if rank == UNASSIGNED else f"rank {rank}"
         return f"{name} ({self.host}, pid {self.pid})"
 
 
