@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from rankmesh._cli import json_output, options
+from rankmesh._cli import options
 from rankmesh._cli.client import ServiceClient
-from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, CommandError, command
+from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, CommandError, command, write_json
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import Overview, Verdict, fetch_diagnosis, fetch_overview, summary, tables
 from rankmesh._cli.tables import Table, lines, show
@@ -40,7 +40,7 @@ def status(
         overview, verdict = _look(service, job)
         if json:
             found = {"ok": verdict.ok, "complaints": verdict.sentences, "remarks": verdict.remarks, "url": service.url}
-            json_output.write({**found, **overview, "findings": verdict.findings, "problems": verdict.problems})
+            write_json({**found, **overview, "findings": verdict.findings, "problems": verdict.problems})
         elif once or not sys.stdout.isatty():
             show(_all(overview, verdict, service.url))
         else:
