@@ -27,12 +27,10 @@ from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.failure import failure_report, stop_report
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
 from rankmesh._launcher.gateway import LauncherGateway
-from rankmesh._launcher.nodes import resolve_nodes
 from rankmesh._launcher.output import Outputs
-from rankmesh._launcher.pdeathsig import pdeathsig
-from rankmesh._launcher.plan import Plan, plan
+from rankmesh._launcher.plan import Plan, plan, resolve_nodes
 from rankmesh._launcher.rank import Rank
-from rankmesh._launcher.signals import SignalPipe
+from rankmesh._launcher.signals import SignalPipe, pdeathsig
 from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.config.launched import recorded, unlaunched
 from rankmesh_agent.config.settings import Settings, protection, require_token_beyond_loopback

@@ -25,8 +25,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
-from rankmesh._launcher.by_value import importable
-from rankmesh._launcher.child import run
+from rankmesh._launcher.child import importable, run
 from rankmesh._launcher.failure import root_cause
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
 from rankmesh_agent.config.settings import Settings

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rankmesh._cli import json_output
-from rankmesh._cli.exit_codes import FAILED, OK, TIMED_OUT, USAGE, CommandError, command, require_linux
+from rankmesh._cli.exit_codes import FAILED, OK, TIMED_OUT, USAGE, CommandError, command, require_linux, write_json
 from rankmesh._cli.options import JsonOption
 from rankmesh._cli.tables import Table, show
 from rankmesh_gateway.humanize import rate, seconds
@@ -60,7 +59,7 @@ def bench(
         print(f"{nproc} ranks on this machine, {medium}; float32; {budget:g} s for each figure", file=sys.stderr)
     results = list(_measured(plan, nproc, transport, timeout))
     if json:
-        json_output.write({"ranks": nproc, "transport": transport, "dtype": "float32", "results": results})
+        write_json({"ranks": nproc, "transport": transport, "dtype": "float32", "results": results})
     else:
         show([_table(results)])
     return OK
@@ -89,7 +88,7 @@ def _measured(plan: dict[str, Any], nproc: int, transport: str, timeout: float) 
     Raises:
         CommandError: a rank failed, or the timeout expired.
     """
-    from rankmesh._launcher.pdeathsig import pdeathsig
+    from rankmesh._launcher.signals import pdeathsig
 
     command = [sys.executable, "-m", "rankmesh.run", "--standalone", "--nproc-per-node", str(nproc)]
     command += ["--module", "rankmesh._cli.bench_rank", json_module.dumps(plan)]

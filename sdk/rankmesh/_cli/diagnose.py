@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rankmesh._cli import json_output, options
-from rankmesh._cli.exit_codes import NEGATIVE, OK, USAGE, CommandError, command, write
+from rankmesh._cli import options
+from rankmesh._cli.exit_codes import NEGATIVE, OK, USAGE, CommandError, command, write, write_json
 from rankmesh._cli.options import (
     PATIENCE,
     GatewayOption,
@@ -74,7 +74,7 @@ def diagnose(
                 reasons = {_key(each, each["member"]): each["reason"] for each in overview["ranks"]}
                 ranks = [_rank({**each, "reason": reasons.get(_key(each, each), "")}) for each in found]
     if json:
-        json_output.write(_document(ranks, verdict, url))
+        write_json(_document(ranks, verdict, url))
     else:
         lines = list(_lines(verdict)) or [printable(nothing)]
         write("\n".join([*lines, *map(printable, verdict.remarks)]) + "\n")

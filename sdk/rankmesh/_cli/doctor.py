@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankmesh._cli import json_output, options
-from rankmesh._cli.exit_codes import NEGATIVE, OK, CommandError, command
+from rankmesh._cli import options
+from rankmesh._cli.exit_codes import NEGATIVE, OK, CommandError, command, write_json
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.tables import Table, show
 from rankmesh_gateway.humanize import rate, seconds, size
@@ -57,7 +57,7 @@ def doctor(
     findings = evaluate(found)
     unhealthy = any(finding.level == "problem" for finding in findings)
     if json:
-        json_output.write(_document(found, findings, ok=not unhealthy))
+        write_json(_document(found, findings, ok=not unhealthy))
     else:
         rows = [[finding.level, finding.text] for finding in findings]
         summary = Table("Found", ["", ""], rows, "nothing wrong")

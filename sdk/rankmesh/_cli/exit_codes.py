@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import typer
 
@@ -101,6 +102,11 @@ def write(text: str | bytes) -> None:
     except OSError as error:
         discard(1)
         raise CommandError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def write_json(document: Any) -> None:
+    """Write one indented document to standard output."""
+    write(json.dumps(document, indent=2, ensure_ascii=True, default=vars) + "\n")  # dataclasses become objects
 
 
 def discard(descriptor: int) -> None:

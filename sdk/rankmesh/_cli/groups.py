@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rankmesh._cli import json_output, options
-from rankmesh._cli.exit_codes import NEGATIVE, OK, USAGE, CommandError, command, print_error
+from rankmesh._cli import options
+from rankmesh._cli.exit_codes import NEGATIVE, OK, USAGE, CommandError, command, print_error, write_json
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import Overview, fetch_overview, inflight, report_age
 from rankmesh._cli.overview import groups as as_table
@@ -32,7 +32,7 @@ def groups(
         overview = fetch_overview(service, job)
     if not name:
         if json:
-            json_output.write(overview["groups"])
+            write_json(overview["groups"])
         else:
             table = as_table(overview["groups"])
             show([table._replace(empty="none; 'rankmesh run' starts a job")])
@@ -51,7 +51,7 @@ def groups(
     (group,) = found
     calls = [each for each in overview["inflight"] if each["group"] == group["id"]]
     if json:
-        json_output.write({**group, "inflight": calls})
+        write_json({**group, "inflight": calls})
     else:
         show([as_table([group])._replace(title=f"Group {group['id']}"), _members(group, overview), inflight(calls)])
     return NEGATIVE if group["failure"] else OK

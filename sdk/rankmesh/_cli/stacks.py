@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rankmesh._cli import json_output, options
-from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, command, print_error, write
+from rankmesh._cli import options
+from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, command, print_error, write, write_json
 from rankmesh._cli.options import (
     PATIENCE,
     GatewayOption,
@@ -47,7 +47,7 @@ def stacks(
     missing = sorted(set(rank or ()) - {each["rank"] for each in found})
     silent = [each for each in found if each["snapshot"] is None]
     if json:
-        json_output.write([_document(each) for each in found])
+        write_json([_document(each) for each in found])
     else:
         several = len({each["job"] for each in found}) > 1
         write("\n".join("\n".join(_text(each, several=several, every=every)) + "\n" for each in found))

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from rankmesh._cli import json_output, options
+from rankmesh._cli import options
 from rankmesh._cli.client import ServiceClient
-from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, CommandError, command
+from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, CommandError, command, write_json
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import Overview, Verdict, fetch_diagnosis, fetch_overview, summary, tables
-from rankmesh._cli.tables import Table, show
+from rankmesh._cli.tables import Table, lines, show
 from rankmesh_agent.wire.printable import printable
 
 _LEAST_INTERVAL = 0.1
@@ -40,7 +40,7 @@ def status(
         overview, verdict = _look(service, job)
         if json:
             found = {"ok": verdict.ok, "complaints": verdict.sentences, "remarks": verdict.remarks, "url": service.url}
-            json_output.write({**found, **overview, "findings": verdict.findings, "problems": verdict.problems})
+            write_json({**found, **overview, "findings": verdict.findings, "problems": verdict.problems})
         elif once or not sys.stdout.isatty():
             show(_all(overview, verdict, service.url))
         else:
@@ -62,14 +62,14 @@ def _live(service: ServiceClient, job: str, overview: Overview, verdict: Verdict
     """Refresh the tables until Ctrl-C; return the last verdict."""
     from rich.console import Console
     from rich.live import Live
-
-    from rankmesh._cli.tables import renderable
+    from rich.text import Text
 
     remark = ""
     with Live(console=Console(), auto_refresh=False, vertical_overflow="ellipsis") as live:
         try:
             while True:
-                live.update(renderable(_all(overview, verdict, service.url, remark)), refresh=True)
+                text = lines(_all(overview, verdict, service.url, remark), coloured=True)
+                live.update(Text.from_ansi(text), refresh=True)
                 time.sleep(interval)
                 try:
                     (overview, verdict), remark = _look(service, job), ""

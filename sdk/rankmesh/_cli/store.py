@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import typer
 
-from rankmesh._cli import json_output, options
+from rankmesh._cli import options
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import (
     NEGATIVE,
@@ -25,6 +25,7 @@ from rankmesh._cli.exit_codes import (
     command,
     print_error,
     write,
+    write_json,
 )
 from rankmesh._cli.options import GatewayOption, JsonOption, TokenFileOption, base_url, settings, token
 from rankmesh_agent.config.settings import DEFAULT_TIMEOUT, Settings
@@ -208,9 +209,7 @@ def get(
         return TIMED_OUT if timeout else NEGATIVE
     value = agent.checked("GET", _path(key), response).body
     if json:
-        json_output.write(
-            {"key": key, "bytes": len(value), "text": _text(value), "base64": base64.b64encode(value).decode()}
-        )
+        write_json({"key": key, "bytes": len(value), "text": _text(value), "base64": base64.b64encode(value).decode()})
     else:
         write(value)
         if sys.stdout.isatty() and not value.endswith(b"\n"):
@@ -235,7 +234,7 @@ def set_value(
         raise CommandError(f"the value has more than {MAX_VALUE_BYTES} bytes, the largest that is allowed", USAGE)
     agent.checked("PUT", _path(key), agent.request("PUT", _path(key), content=content))
     if json:
-        json_output.write({"key": key, "bytes": len(content)})
+        write_json({"key": key, "bytes": len(content)})
     return OK
 
 
@@ -250,7 +249,7 @@ def add(
     _check_keys(key)
     total = agent.post("/v1/store/add", {"key": key, "amount": amount})["value"]
     if json:
-        json_output.write({"key": key, "value": total})
+        write_json({"key": key, "value": total})
     else:
         write(f"{total}\n")
     return OK
@@ -283,7 +282,7 @@ def wait(
         return TIMED_OUT
     agent.document_of("POST", "/v1/store/wait", response)
     if json:
-        json_output.write({"keys": names})
+        write_json({"keys": names})
     return OK
 
 
@@ -299,7 +298,7 @@ def list_keys(
     """
     found = agent.get(f"/v1/store?prefix={quote(prefix, safe='')}")
     if json:
-        json_output.write(found)
+        write_json(found)
     else:
         lines = (key if key.isprintable() else key.encode("unicode_escape").decode("ascii") for key in found)
         write("".join(f"{line}\n" for line in lines))
@@ -318,7 +317,7 @@ def delete(agent: ServiceClient, key: KeyArgument, json: JsonOption = False) -> 
     if found:
         agent.checked("DELETE", _path(key), response)
     if json:
-        json_output.write({"key": key, "deleted": found})
+        write_json({"key": key, "deleted": found})
     elif not found:
         print_error(f"key {key!r} is not set")
     return OK if found else NEGATIVE

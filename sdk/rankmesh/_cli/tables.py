@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from rankmesh._cli.exit_codes import write
 from rankmesh_agent.wire.printable import printable
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 _GAP = "  "
+_TITLE = "1"
 _COLOURS = {
-    "alive": "green",
-    "free": "green",
-    "leased": "cyan",
-    "ok": "green",
-    "joining": "cyan",
-    "suspect": "yellow",
-    "warning": "yellow",
-    "failed": "bold red",
-    "problem": "bold red",
-    "left": "dim",
+    "alive": "32",
+    "free": "32",
+    "leased": "36",
+    "ok": "32",
+    "joining": "36",
+    "suspect": "33",
+    "warning": "33",
+    "failed": "1;31",
+    "problem": "1;31",
+    "left": "2",
 }
-"""Colours of cells with these words."""
+"""Colours of cells with these words, as parameters of ANSI's escape sequence."""
 
 
 class Table(NamedTuple):
@@ -55,13 +56,13 @@ class Table(NamedTuple):
         return self._replace(columns=columns, rows=rows)
 
 
-def lines(tables: Iterable[Table]) -> str:
+def lines(tables: Iterable[Table], *, coloured: bool = False) -> str:
     """Return tables as text without trailing spaces."""
     parts = []
     for table in tables:
         if not table.visible:
             continue
-        text = [printable(table.title)]
+        text = [_coloured(printable(table.title), _TITLE * coloured)]
         if table.rows:
             headings = [heading.lstrip(">") for heading in table.columns]
             cells = [headings] if any(headings) else []
@@ -69,52 +70,23 @@ def lines(tables: Iterable[Table]) -> str:
             widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
             rights = [heading.startswith(">") for heading in table.columns]
             for row in cells:
-                fitted = (
+                fitted = [
                     cell.rjust(width) if right else cell.ljust(width)
                     for cell, width, right in zip(row, widths, rights, strict=True)
-                )
-                text.append((_GAP + _GAP.join(fitted)).rstrip())
+                ]
+                fitted[-1] = fitted[-1].rstrip()
+                colours = [_COLOURS.get(cell, "") * coloured for cell in row]
+                text.append((_GAP + _GAP.join(map(_coloured, fitted, colours))).rstrip())
         else:
             text.append(_GAP + printable(table.empty, lines=True))
         parts.append("\n".join(text) + "\n")
     return "\n".join(parts)
 
 
-def renderable(tables: Iterable[Table]) -> RenderableType:
-    """Return tables as renderables of rich."""
-    from rich.console import Group
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    found: list[RenderableType] = []
-    for table in tables:
-        if not table.visible:
-            continue
-        if not table.rows:
-            found.append(Text(f"{printable(table.title)}\n{_GAP}{printable(table.empty, lines=True)}\n"))
-            continue
-        # No lines, so that more rows fit on the screen.
-        made = RichTable(
-            title=Text(printable(table.title), "bold"), title_justify="left", box=None, padding=(0, 2, 0, 0)
-        )
-        made.show_header = any(table.columns)
-        for heading in table.columns:
-            made.add_column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left")
-        for row in table.rows:
-            made.add_row(*(Text(printable(cell), _COLOURS.get(cell, "")) for cell in row))
-        found += [made, Text("")]
-    return Group(*found)
+def _coloured(text: str, colour: str) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m" if colour else text
 
 
 def show(tables: Sequence[Table]) -> None:
-    """Write tables to standard output: through rich on a terminal, else as text."""
-    import sys
-
-    from rankmesh._cli.exit_codes import write
-
-    if not sys.stdout.isatty():
-        write(lines(tables))
-        return
-    from rich.console import Console
-
-    Console().print(renderable(tables))
+    """Write tables to standard output, coloured on a terminal."""
+    write(lines(tables, coloured=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import math
 import os
@@ -12,14 +13,13 @@ import sys
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
-from rankmesh._launcher.devices import cores, gpus
 from rankmesh._launcher.output import LogOptions
 from rankmesh._launcher.torchrun import UNUSED, Option, Parser
 from rankmesh_agent.config.tls import client_scheme
 from rankmesh_agent.wire.schemas.launchers import NO_NODE
 
 AUTO = 0
-"""``--nnodes auto``, as a number of nodes; rankmesh._launcher.nodes resolves it."""
+"""``--nnodes auto``, as a number of nodes; ``plan.resolve_nodes`` replaces it."""
 DEFAULT_PORT = 29500
 """Default MASTER_PORT of a job on several nodes, as in torchrun."""
 
@@ -340,3 +340,20 @@ def _streams(text: str) -> str:
 
 def _local_ranks(text: str) -> tuple[int, ...]:
     return tuple(_whole(each) for each in text.split(","))
+
+
+def cores() -> int:
+    """Return the number of cores available to this process."""
+    return len(os.sched_getaffinity(0))
+
+
+def gpus() -> int:
+    """Return the number of GPUs that CUDA's driver offers, after CUDA_VISIBLE_DEVICES; 0 without a driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value

@@ -1,9 +1,12 @@
-"""The child process of ``spawn``: its body, and the error that it passes to its parent."""
+"""Child processes of ``spawn``: the function as they receive it, their body, and the errors that they pass on."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
@@ -12,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from rankmesh._launcher.failure_file import VARIABLE, ChildError
-from rankmesh._launcher.pdeathsig import kill_when_closed, pdeathsig
+from rankmesh._launcher.signals import kill_when_closed, pdeathsig
 from rankmesh_agent.net.interrupts import deliver_interrupts
 
 
@@ -76,3 +79,38 @@ def _interrupt_once(number: int, frame: FrameType | None) -> None:
     """
     signal.signal(number, signal.SIG_IGN)
     signal.default_int_handler(number, frame)
+
+
+class _ByValue:
+    """A function that is pickled by value; unpickling returns the function itself."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+
+    def __call__(self, *args: Any) -> Any:
+        return self._fn(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import cloudpickle
+
+        return pickle.loads, (cloudpickle.dumps(self._fn),)
+
+
+def importable(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as a new process can unpickle it.
+
+    Raises:
+        TypeError: it is defined in a notebook or an interactive session, and cloudpickle is not installed.
+    """
+    defined = fn
+    while isinstance(defined, functools.partial):
+        defined = defined.func
+    if getattr(defined, "__module__", "") != "__main__" or hasattr(sys.modules["__main__"], "__file__"):
+        return fn
+    if importlib.util.find_spec("cloudpickle") is None:
+        name = getattr(defined, "__qualname__", repr(defined))
+        raise TypeError(
+            f"{name} is defined in a notebook or an interactive session, so a new process cannot import it: install "
+            'cloudpickle, define it in a module, or call start_processes(..., start_method="fork")'
+        )
+    return _ByValue(fn)

@@ -8,19 +8,20 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from rankmesh._launcher.holders import holders
 from rankmesh._launcher.line_buffer import LineBuffer
 from rankmesh._launcher.output import Output
+from rankmesh_agent.wire.printable import printable
 
 TAIL_LINES = 10
 """Last lines of a stream that are kept for the report."""
 _TAIL_BYTES = 2000
 _READ_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20
+_MAX_COMMAND = 80
 _PF_EXITING = 0x4  # linux/sched.h
 
 
@@ -227,7 +228,7 @@ class Rank:
 
     def holders(self) -> list[int]:
         """Return the ids of the processes that hold the output open."""
-        return holders({stream.inode for stream in self.streams if not stream.closed})
+        return _holders_of({stream.inode for stream in self.streams if not stream.closed})
 
     def release(self, *, only_holders: bool = False) -> None:
         """Kill the process group, drain its output and reap it. Idempotent.
@@ -249,3 +250,30 @@ class Rank:
         self._process.wait()
         os.close(self.pidfd)
         self.released = True
+
+
+def _holders_of(pipes: Collection[int]) -> list[int]:
+    """Return the ids of the other processes of this user that have one of these pipes open, by inode."""
+    links = {f"pipe:[{inode}]" for inode in pipes}
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return sorted(pid for pid in pids if pid != os.getpid() and not links.isdisjoint(_links(pid)))
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process and its id: ``rsync -a out host: (pid 4711)``."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:  # it has ended
+        words = []
+    command = printable(b" ".join(words).decode(errors="replace").strip())
+    return f"{command[:_MAX_COMMAND] or 'a process'} (pid {pid})"
+
+
+def _links(pid: int) -> Iterator[str]:
+    """Yield what the descriptors of a process refer to; nothing if it has ended, or is another user's."""
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):
+                yield os.readlink(f"{folder}/{name}")

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from rankmesh._launcher.failure import JobFailure
 from rankmesh._launcher.failure_file import FailureFile
-from rankmesh._launcher.holders import command_of
 from rankmesh._launcher.output import LogFile, TerminalWriter
-from rankmesh._launcher.rank import Rank, Stream
+from rankmesh._launcher.rank import Rank, Stream, command_of
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh_agent.wire.schemas import RankInfo
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankmesh._launcher import arguments, devices
+from rankmesh._launcher import arguments
 from rankmesh._launcher.arguments import DEFAULT_PORT, parse
 from rankmesh._launcher.output import LogOptions
 from rankmesh._launcher.plan import plan
@@ -164,7 +164,7 @@ def test_cores_are_those_this_process_may_use() -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        assert devices.cores() == 1
+        assert arguments.cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
 
@@ -179,16 +179,16 @@ def test_the_driver_counts_the_gpus(driver_starts: bool, expected: int, monkeypa
             count._obj.value = 3  # type: ignore[attr-defined]
             return 0
 
-    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: Driver())
-    assert devices.gpus() == expected
+    monkeypatch.setattr(arguments.ctypes, "CDLL", lambda name: Driver())
+    assert arguments.gpus() == expected
 
 
 def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(devices.ctypes, "CDLL", missing)
-    assert devices.gpus() == 0
+    monkeypatch.setattr(arguments.ctypes, "CDLL", missing)
+    assert arguments.gpus() == 0
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankmesh._launcher.arguments import AUTO, parse
-from rankmesh._launcher.nodes import resolve_nodes
-from rankmesh._launcher.plan import plan
+from rankmesh._launcher.plan import plan, resolve_nodes
 from rankmesh_agent.config.settings import Settings
 
 SRUN = {

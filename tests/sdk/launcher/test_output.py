@@ -114,6 +114,12 @@ def test_streams_are_shown_or_written_to_files(
             output.file.close()
 
 
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=f"no directory can be made in {tmp_path}/file/logs: Not a directory"):
+        Outputs(LogOptions(str(tmp_path / "file/logs"), "1"), "job")
+
+
 def test_a_full_disk_loses_output_of_a_file() -> None:
     file = LogFile("/dev/full")
     file.write(b"line")
