@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.join import processor_seconds
-from rankmesh_agent.membership.gateway_client import gateway_id
+from rankmesh_agent.membership.gateway_client import gateway_health
 from rankmesh_agent.membership.heartbeats import HeartbeatChanges
 from rankmesh_agent.membership.join import JOINS_A_SECOND
 from rankmesh_agent.net.descriptors import raise_limit
@@ -215,7 +215,7 @@ def _probe(url: str, parent: Connection) -> None:
             parent.send((longest, median(additions) / _ADDITIONS * 1e9))
             longest, additions = 0.0, []
         began = time.monotonic()
-        gateway_id(url, _DEADLINE)
+        gateway_health(url, _DEADLINE)
         longest = max(longest, time.monotonic() - began)
         used = time.process_time()
         sum(number + number for number in range(_ADDITIONS))

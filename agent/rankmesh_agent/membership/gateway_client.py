@@ -197,9 +197,3 @@ def gateway_health(url: str, timeout: float = 2.0) -> GatewayHealth | None:
             return json_text.read(GatewayHealth, http.request("GET", f"{url}/health", timeout=timeout).body)
         except (NoResponseError, ValueError, TypeError):
             return None
-
-
-def gateway_id(url: str, timeout: float = 2.0) -> str | None:
-    """Return the random id of the RankMesh gateway at ``url``, None if none answers within ``timeout`` seconds."""
-    health = gateway_health(url, timeout)
-    return None if health is None else health.id

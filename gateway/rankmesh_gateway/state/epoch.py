@@ -42,7 +42,6 @@ class Epoch:
         records: the ranks that have joined, in the order in which they came.
         unassigned: the processes that joined without a rank, by instance, in the order in which they came; empty once
             the world is complete.
-        waiters: the joins that wait for the world to be complete, by the instance of their process.
         groups: the groups that the ranks report.
         logged_groups: the ids of the groups in the event log, and whether it has their failure.
         logged_calls: the calls that the event log has as held up, by group and sequence number: the clock when each
@@ -58,7 +57,6 @@ class Epoch:
     size: int
     records: dict[int, RankRecord] = field(default_factory=dict)
     unassigned: dict[str, RankRecord] = field(default_factory=dict)
-    waiters: dict[str, set[Future[JoinReply]]] = field(default_factory=dict)
     groups: GroupReports = field(default_factory=GroupReports)
     logged_groups: dict[str, bool] = field(default_factory=dict)
     logged_calls: dict[tuple[str, int], tuple[float, GroupInFlight]] = field(default_factory=dict)
@@ -110,7 +108,7 @@ class Epoch:
             return known
         if self.since is None:
             self.since = now
-        return self.add(RankRecord(member, now))
+        return self.add(RankRecord(member, now, waiters=set() if known is None else known.waiters))
 
     def add(self, record: RankRecord) -> RankRecord:
         """Add a record; see ``admit``."""
@@ -305,17 +303,9 @@ class Epoch:
         holders = self.groups.holders(group)
         return any(self.records[rank].is_live() for rank in holders) or (bool(holders) and not self.live_ranks())
 
-    def is_waiting(self, instance: str) -> bool:
-        """Return whether a join of this process waits for the world."""
-        return instance in self.waiters
-
-    def drop_waiter(self, instance: str, future: Future[JoinReply]) -> None:
-        """Forget a join that does not wait any more."""
-        waiting = self.waiters.get(instance)
-        if waiting is not None:
-            waiting.discard(future)
-            if not waiting:
-                del self.waiters[instance]
+    def waiters(self) -> list[Future[JoinReply]]:
+        """Return the joins that wait for the world to be complete."""
+        return [future for record in self.all_records() for future in record.waiters]
 
     def silent_joiners(self, now: float) -> list[RankRecord]:
         """Return the joiners without a waiting join or a recent one: their processes have died."""
@@ -323,11 +313,7 @@ class Epoch:
             return []
         records = self.all_records()
         self._joiners_due = min((each.last_seen for each in records), default=now) + JOIN_SILENCE_SECONDS
-        return [
-            record
-            for record in records
-            if now - record.last_seen > JOIN_SILENCE_SECONDS and not self.is_waiting(record.member.instance)
-        ]
+        return [each for each in records if now - each.last_seen > JOIN_SILENCE_SECONDS and not each.waiters]
 
     def _in_order(self) -> Iterator[RankRecord]:
         ranks = (self.records[rank] for rank in range(self.size) if rank in self.records)

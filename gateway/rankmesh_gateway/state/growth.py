@@ -90,11 +90,9 @@ class Growth:
             return
         ended = not forming.records
         source, target, count = (forming, queue, len(forming.unassigned)) if ended else (queue, forming, self._free())
-        for instance, record in list(source.unassigned.items())[:count]:
+        for record in list(source.unassigned.values())[:count]:
             source.remove(record)
             target.add(record)
-            if instance in source.waiters:
-                target.waiters[instance] = source.waiters.pop(instance)
         if ended:
             self.forming = None
 

@@ -266,31 +266,19 @@ class Job:
             if epoch.grown and not epoch.live_ranks() and not self.has_ended():  # the world before goes on
                 del self.epochs[number]
 
-    def withdraw(self, rank: int, instance: str) -> Epoch | None:
-        """Free a joiner's place in the epoch that it waits for.
-
-        Returns:
-            The epoch that it waited for, None if it did not wait.
-        """
+    def withdraw(self, rank: int, instance: str, *, if_idle: bool = False) -> list[Future[JoinReply]]:
+        """Free a joiner's place in the epoch that it waits for, ``if_idle`` unless a join of it waits; return these."""
         for epoch in self._incomplete():
             record = epoch.find(rank if epoch is self.forming else UNASSIGNED, instance)
             if record is not None:
-                self._remove(epoch, record)
-                return epoch
-        return None
+                if not (if_idle and record.waiters):
+                    self._remove(epoch, record)
+                return list(record.waiters)
+        return []
 
     def waiters(self) -> list[Future[JoinReply]]:
         """Return the joins that wait."""
-        return [future for epoch in self._incomplete() for waiting in epoch.waiters.values() for future in waiting]
-
-    def drop_waiter(self, instance: str, future: Future[JoinReply]) -> None:
-        """Forget a join that does not wait any more."""
-        for epoch in self._incomplete():
-            epoch.drop_waiter(instance, future)
-
-    def is_waiting(self, instance: str) -> bool:
-        """Return whether a join of this process waits."""
-        return any(epoch.is_waiting(instance) for epoch in self._incomplete())
+        return [future for epoch in self._incomplete() for future in epoch.waiters()]
 
     def _incomplete(self) -> Iterator[Epoch]:
         """Yield the epochs whose worlds are incomplete."""

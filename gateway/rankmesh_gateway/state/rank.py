@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +13,7 @@ from rankmesh_agent.wire.schemas import (
     NO_HEARTBEAT,
     GroupInfo,
     Heartbeat,
+    JoinReply,
     Member,
     RankInfo,
     RankState,
@@ -47,6 +49,7 @@ class RankRecord:
         failed_since: the clock at the first report of a group's failure, by group id.
         logged_state: its state in the event log.
         parent: see JoinRequest.
+        waiters: the joins of its process that wait for its world to be complete.
     """
 
     member: Member
@@ -67,6 +70,7 @@ class RankRecord:
     failed_since: dict[str, float] = field(default_factory=dict)
     logged_state: RankState | None = None
     parent: str = ""
+    waiters: set[Future[JoinReply]] = field(default_factory=set)
 
     def state(self, now: float) -> RankState:
         """Return the rank's state at ``now``."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import (
+    UNASSIGNED,
     EpochRequest,
     Heartbeat,
     HeartbeatReply,
@@ -33,6 +34,7 @@ from rankmesh_gateway.state.history import History
 from rankmesh_gateway.state.job import Job
 from rankmesh_gateway.state.launchers import LauncherRegistry
 from rankmesh_gateway.state.pace import HeartbeatPace
+from rankmesh_gateway.state.rank import RankRecord
 from rankmesh_gateway.state.saved import SavedEpoch, restore, save
 from rankmesh_gateway.state.validation import (
     MAX_JOBS,
@@ -146,16 +148,15 @@ class Registry:
             ended = job.restart(request.attempt, now, self.launchers.reason(job.name, request.attempt))
             epoch = job.join(request, now)
             self._jobs[job.name] = job
-            instance = request.member.instance
-            epoch.waiters.setdefault(instance, set()).add(future)
-            ready: list[Future[JoinReply]] = []
-            if epoch.complete:
-                reply = epoch.reply()
-                ready, epoch.waiters = [each for waiting in epoch.waiters.values() for each in waiting], {}
+            record = epoch.find(UNASSIGNED, request.member.instance)
+            assert record is not None, "the process has joined the epoch"
+            record.waiters.add(future)
+            ready = epoch.waiters() if epoch.complete else []
+            reply = epoch.reply() if ready else None
         _cancel(ended)
-        if ready:
+        if reply is not None:
             self.deliver(ready, reply)
-        future.add_done_callback(lambda ended: self._drop_waiter(job, instance, ended))
+        future.add_done_callback(lambda ended: self._drop_waiter(record, ended))
         return future
 
     def restart(self, job: str, attempt: int) -> None:
@@ -189,8 +190,8 @@ class Registry:
         """
         with self._lock:
             job = self._jobs.get(request.job)
-            if job is not None and not job.is_waiting(request.member.instance):
-                job.withdraw(request.member.rank, request.member.instance)
+            if job is not None:
+                job.withdraw(request.member.rank, request.member.instance, if_idle=True)
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Record a heartbeat; a registry that does not know the rank, its epoch or its job adds them.
@@ -242,10 +243,9 @@ class Registry:
             if job is None:
                 return
             job.leave(goodbye, self._now())
-            epoch = job.withdraw(goodbye.rank, goodbye.instance)
-            ended = list(epoch.waiters.get(goodbye.instance, ())) if epoch is not None else []
+            ended = job.withdraw(goodbye.rank, goodbye.instance)
             if job.has_ended():  # the waiting processes' next requests are refused
-                ended += [future for waiting in job.growth.wait_list.waiters.values() for future in waiting]
+                ended += job.growth.wait_list.waiters()
         _cancel(ended)
 
     def process_exited(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
@@ -302,7 +302,7 @@ class Registry:
             waiters: list[Future[Any]] = []
             for job in self._jobs.values():
                 if job.forming is not None:
-                    waiters += [future for waiting in job.forming.waiters.values() for future in waiting]
+                    waiters += job.forming.waiters()
                     job.forming = None
         _cancel(waiters)
 
@@ -504,9 +504,9 @@ class Registry:
                 f"this gateway keeps {MAX_JOBS} jobs and all have live ranks; use another gateway, or end some of them"
             )
 
-    def _drop_waiter(self, job: Job, instance: str, future: Future[JoinReply]) -> None:
+    def _drop_waiter(self, record: RankRecord, future: Future[JoinReply]) -> None:
         with self._lock:
-            job.drop_waiter(instance, future)
+            record.waiters.discard(future)
 
 
 def _group_not_found(name: str, found: list[RankGroupInfo]) -> GroupNotFoundError:

@@ -157,7 +157,7 @@ def _document(found: ProbeResults, findings: list[Finding], *, ok: bool) -> dict
         "here": found.here,
         "gateway": found.gateway,
         "joining": found.joining,
-        "failures": {job: [each.text for each in failures] for job, failures in found.failures.items()},
+        "failures": {job: [each["text"] for each in failures] for job, failures in found.failures.items()},
         "agents": found.agents,
         "pairs": [
             {

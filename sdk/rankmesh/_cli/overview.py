@@ -17,7 +17,7 @@ Finding = Mapping[str, Any]
 
 _OTHERS = frozenset({"suspect", "agent", "group", "call"})
 """Kinds of problems that the gateway knows without asking agents."""
-_PARTS = ("ranks", "agents", "groups", "inflight")
+_PARTS = ("ranks", "agents", "groups", "inflight", "problems")
 _AS_OF = 5
 """Place of the column in the table of groups."""
 
@@ -38,7 +38,7 @@ def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
             check_job(
                 gateway, job, {each["job"] for part in ("jobs", "ranks", "groups") for each in found.get(part, [])}
             )
-            for part in ("ranks", "groups", "inflight", "store"):
+            for part in ("ranks", "groups", "inflight", "store", "problems"):
                 found[part] = [each for each in found[part] if each["job"] == job]
         return {**found, **{part: list(found[part]) for part in _PARTS}}
     except (KeyError, TypeError):

@@ -15,17 +15,15 @@ from typing import Any
 
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import CommandError
-from rankmesh._cli.overview import check_job
+from rankmesh._cli.overview import Finding, fetch_overview
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import host_report, measure
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import interfaces
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest, RankInfo
-from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
+from rankmesh_gateway.diagnosis.reports import newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import process_state
-from rankmesh_gateway.diagnosis.stalls import find_failures
-from rankmesh_gateway.schemas import Problem
 
 CONCURRENCY = 16
 """Concurrent probes."""
@@ -126,7 +124,7 @@ class ProbeResults:
         gateway: the gateway's health, round trip and clock.
         agents: all agents.
         joining: the ranks that wait for others to join, by job.
-        failures: the ranks that have failed, by job.
+        failures: the problems of ranks that have failed, by job.
         pairs: all pairs of agents.
     """
 
@@ -134,7 +132,7 @@ class ProbeResults:
     gateway: dict[str, Any]
     agents: list[AgentProbe] = field(default_factory=list)
     joining: dict[str, list[int]] = field(default_factory=dict)
-    failures: dict[str, list[Problem]] = field(default_factory=dict)
+    failures: dict[str, list[Finding]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
 
 
@@ -164,7 +162,7 @@ def probe_gateway(service: ServiceClient) -> dict[str, Any]:
 
 def list_agents(
     service: ServiceClient, job: str
-) -> tuple[list[AgentProbe], dict[str, list[int]], dict[str, list[Problem]]]:
+) -> tuple[list[AgentProbe], dict[str, list[int]], dict[str, list[Finding]]]:
     """Return the agents of the ranks in the newest epoch of each job, then the free agents; and what has none.
 
     That is, by job, the joining ranks, which wait for others and whose agents do not answer yet, and the failures. The
@@ -173,21 +171,19 @@ def list_agents(
     Raises:
         CommandError: the gateway does not answer, or has no such job.
     """
-    every = service.get("/v1/ranks")
-    if job:
-        check_job(service, job, {each["job"] for each in every})
-    listed = [each for each in every if each["state"] != "left" and job in ("", each["job"])]
-    by_job: dict[str, list[RankReport]] = {}
-    for report in newest_ranks(json_text.convert(list[RankInfo], listed)):
-        by_job.setdefault(report.job, []).append(report)
-    failures = {name: stalls for name, reports in by_job.items() if (stalls := list(find_failures(reports)))}
-    over = {name for name, reports in by_job.items() if all(report.state == "failed" for report in reports)}
+    overview = fetch_overview(service, job)
+    listed = [each for each in overview["ranks"] if each["state"] != "left"]
+    failures: dict[str, list[Finding]] = {}
+    for each in overview["problems"]:
+        if each["kind"] == "failed":
+            failures.setdefault(each["job"], []).append(each)
+    live = {each["job"] for each in listed if each["state"] != "failed"}
     joining: dict[str, list[int]] = {}
     for each in listed:
         if each["state"] == "joining":
             joining.setdefault(each["job"], []).append(each["member"]["rank"])
     free, leased = [], {}
-    for each in service.get("/v1/agents"):
+    for each in overview["agents"]:
         agent = each["agent"]
         if agent["leases"]:
             leased.update(dict.fromkeys(agent["urls"], agent))
@@ -195,9 +191,10 @@ def list_agents(
             place = agent["host"], agent["pid"], agent["urls"]
             free.append(AgentProbe(_agent(agent["name"]), "", None, *place, each["state"], ""))
     found = []
-    members = newest_ranks([each for each in listed if each["state"] != "joining"], "")
+    joined = [each for each in listed if each["state"] != "joining"]
+    members = newest_ranks(json_text.convert(list[RankInfo], joined))
     several = len({each.job for each in members}) > 1
-    for each in (each for each in members if each.job not in over):
+    for each in (each for each in members if each.job in live):
         carrier = leased.get(each.url)
         name = f"rank {each.rank}" + (f" of {each.job}" if several else "")
         name += f" ({_agent(carrier['name'])})" if carrier else ""

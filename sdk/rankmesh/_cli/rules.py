@@ -60,9 +60,9 @@ def _agents(found: ProbeResults) -> Iterator[Finding]:
     for job, failures in found.failures.items():
         for each in failures:
             if job in live:
-                yield Finding("problem", "agent", tuple(f"rank {rank}" for rank in each.ranks), each.text)
+                yield Finding("problem", "agent", tuple(f"rank {rank}" for rank in each["ranks"]), each["text"])
             else:
-                yield Finding("warning", "agent", (), f"job {job} is over: {each.text}")
+                yield Finding("warning", "agent", (), f"job {job} is over: {each['text']}")
     for number, agent in enumerate(found.agents):
         which = f"{agent.name} ({agent.host}, pid {agent.pid})"
         if agent.state == "suspect":

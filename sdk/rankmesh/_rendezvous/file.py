@@ -45,9 +45,10 @@ class FileLocator(GatewayLocator):
         with contextlib.suppress(MovedFileError), self._open() as file:  # an ending job may remove the file meanwhile
             before = file.value(self._key)
             there = None if before is None else GatewayAddress.from_json(before)
-            if there is not None and there.is_reachable():
+            is_there = there is not None and there.is_there()
+            if there is not None and is_there:
                 return there.url
-            if there is None or there.is_gone():
+            if is_there is False:
                 return self._host(file, before)
         return None
 
@@ -99,7 +100,11 @@ class FileLocator(GatewayLocator):
         with self._open() as file:
             jobs = {key: file.value(key) for key in file.keys(_PREFIX)}
             addresses = {key: GatewayAddress.from_json(value or b"") for key, value in jobs.items()}
-            over = [key for key, there in addresses.items() if key == self._key or there is None or there.is_gone()]
+            over = [
+                key
+                for key, there in addresses.items()
+                if key == self._key or there is None or there.is_there() is False
+            ]
             file.change(lambda values: (None, {key: None for key in over if values.get(key) == jobs[key]}))
             file.remove_if_empty()
 

@@ -43,24 +43,21 @@ class GatewayAddress(NamedTuple):
     url: str
     id: str
 
-    def is_reachable(self) -> bool:
-        """Return whether this gateway, and no other, answers at the URL."""
-        from rankmesh_agent.membership.gateway_client import gateway_id
+    def is_there(self) -> bool | None:
+        """Return whether this gateway answers at the URL; None if nothing does, but it may again.
 
-        return gateway_id(self.url) == self.id
-
-    def is_gone(self) -> bool:
-        """Return whether this gateway has ended: nothing listens at the URL, or something else answers there."""
+        False says that it has ended: nothing listens there, or something else.
+        """
         from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 
         with contextlib.closing(HttpClient()) as http:
             try:
                 health = http.request("GET", f"{self.url}/health", timeout=_HEALTH_SECONDS).json()
             except NoResponseError as error:
-                return isinstance(error.__cause__, ConnectionRefusedError)
+                return False if isinstance(error.__cause__, ConnectionRefusedError) else None
             except ValueError:
-                return True
-        return not isinstance(health, dict) or health.get("id") != self.id
+                return False
+        return isinstance(health, dict) and health.get("id") == self.id
 
     def to_json(self) -> str:
         """Return the address as JSON text."""

@@ -97,7 +97,7 @@ class MulticastLocator(GatewayLocator):
                 self._preferred[message.sender] = time.monotonic()
             # Only an answer to this query: a replayed one may contain any address.
             if message.kind == "here" and message.to == self._name:
-                if GatewayAddress(message.url, message.id).is_reachable():
+                if GatewayAddress(message.url, message.id).is_there():
                     self._asking_since = None
                     return message.url
                 self._preferred[message.sender] = time.monotonic()  # it has only just started
@@ -144,7 +144,7 @@ class MulticastLocator(GatewayLocator):
 
     def _step_down(self, hosted: HostedGateway, other: GatewayAddress) -> bool:
         """Close this gateway in favour of another one, unless a world is complete here; return whether it did."""
-        if hosted.has_world(self._settings.job) or not other.is_reachable():
+        if hosted.has_world(self._settings.job) or not other.is_there():
             return False
         with self._lock:
             self._hosted = None

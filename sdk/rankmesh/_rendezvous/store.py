@@ -56,7 +56,7 @@ class StoreLocator(GatewayLocator):
             there = GatewayAddress.from_json(self._store.get(self._key))
         except Exception as error:
             raise self._failed(error) from error
-        return there.url if there is not None and there.is_reachable() else None
+        return there.url if there is not None and there.is_there() else None
 
     def _has_address(self) -> bool:
         """Return whether the store contains an address, after a short wait."""

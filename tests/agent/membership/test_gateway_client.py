@@ -19,7 +19,7 @@ from support.pauses import despite_pauses
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.membership import heartbeats
-from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
+from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_health
 from rankmesh_agent.membership.heartbeats import RankHeartbeats
 from rankmesh_agent.membership.join import all_members
 from rankmesh_agent.net.http_client import HttpClient
@@ -293,17 +293,19 @@ class TestGatewayId:
     def test_of_a_gateway(self):
         registry = Registry()
         with serving(create_app(registry)) as url:
-            assert gateway_id(url) == registry.id
+            health = gateway_health(url)
+            assert health is not None
+            assert health.id == registry.id
 
     def test_of_another_server(self):
         bodies = ["[]", "{}", '{"id": 1}', '{"service": "another", "id": "1"}', "hello"]
         with serving(Scripted(*((200, body) for body in bodies))) as url:
-            assert [gateway_id(url) for _ in bodies] == [None] * len(bodies)
+            assert [gateway_health(url) for _ in bodies] == [None] * len(bodies)
 
     def test_of_no_server(self):
-        assert [gateway_id(url) for url in (NOWHERE, "http://[", "no url")] == [None] * 3
+        assert [gateway_health(url) for url in (NOWHERE, "http://[", "no url")] == [None] * 3
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            assert gateway_id(url_of(silent), timeout=0.2) is None
+            assert gateway_health(url_of(silent), timeout=0.2) is None
 
 
 class TestALargeWorld:

@@ -119,9 +119,9 @@ class TestJoin:
         for _ in range(3):
             registry.join(ask.join(0)).cancel()
         (epoch,) = registry._jobs["job"]
-        assert epoch.waiters == {}
+        assert epoch.waiters() == []
         form(registry, ask)
-        assert epoch.waiters == {}
+        assert epoch.waiters() == []
 
 
 class TestErrors:

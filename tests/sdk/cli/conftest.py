@@ -46,6 +46,7 @@ def overview() -> Callable[..., dict[str, Any]]:
             "inflight": [made_up.inflight(2.5, arrived=[0], missing=[1], job="train-1")],
             "rates": rates,
             "store": [],
+            "problems": [],
             **changes,
         }
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command import COMMAND, Double, Job, environment, here, until_it_fits
@@ -127,8 +128,8 @@ def test_a_pair_of_hosts_that_is_cut_is_named(hosts: list[Host], ranks: Ranks, t
     assert "packets are dropped on the way" in line
 
 
-def test_no_rank_is_there(double: Double):
-    double.answers = {"/health": {"version": __version__}, "/v1/ranks": [], "/v1/agents": []}
+def test_no_rank_is_there(double: Double, overview: Any):
+    double.answers = {"/health": {"version": __version__}, "/v1/overview": overview(ranks=[], agents=[])}
     code, stdout, _ = here("doctor", "--gateway", double.url)
     assert code == 0
     assert "none; 'rankmesh run' starts ranks" in stdout

@@ -7,11 +7,11 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from support import overview
 
 from rankmesh._cli.probe import AgentProbe, Clock, Pair, ProbeResults, rounds
 from rankmesh._cli.rules import Finding, evaluate
 from rankmesh_agent.wire.schemas import ProbeReply
-from rankmesh_gateway.schemas import Problem
 
 GOOD = ProbeReply("http://x", reached=True, connect=1e-4, round_trip=1e-3)
 DROPPED = ProbeReply("http://x", reached=False, stage="connect", error="no answer to a connection")
@@ -19,7 +19,7 @@ BOTH = "rank 1 (host1) and rank 2 (host2)"
 UNREACHED = "rank 2 (host2, pid 102) cannot be asked from here"
 NO_ANSWER = ": no answer to a connection"
 MORE_TIME = "give more of it by --timeout"
-FAILURES = {"job": [Problem("failed", "job", [1], "rank 1 has failed: killed", "look at its output")]}
+FAILURES = {"job": [overview.failure("rank 1 has failed: killed", ranks=[1])]}
 JOINING = "job train waits for more ranks to join; 0-2 are there: look at what the others say"
 VERSIONS = "RankMesh is not of one version everywhere: 1: this command, the gateway, rank 0; 2: rank 1; install one"
 

@@ -99,7 +99,7 @@ def test_problems(gateway: Gateway, overview: Overview):
 def test_an_unknown_job(double: Double, overview: Overview, command: str):
     ranks = [*overview()["ranks"], made_up.rank(0, job="other")]
     health = {"status": "ok", "version": "0.1.0"}
-    double.answers = {PATH: overview(ranks=ranks), "/v1/ranks": ranks, "/v1/agents": [], "/health": health}
+    double.answers = {PATH: overview(ranks=ranks), "/health": health}
     double.answers |= {"/v1/ranks/snapshots?job=another&patience=1.0": [], "/v1/jobs": ranks}
     code, stdout, stderr = here(command, "--job", "another", "--gateway", double.url, "--json")
     assert (code, stdout) == (1, "")

@@ -9,7 +9,7 @@ import pytest
 
 from rankmesh._rendezvous.locator import GatewayLocator
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.membership.gateway_client import gateway_id
+from rankmesh_agent.membership.gateway_client import gateway_health
 
 Open = Callable[..., Any]
 
@@ -36,4 +36,4 @@ def settings() -> Settings:
 @pytest.fixture
 def answers() -> Callable[[str], bool]:
     """Whether a gateway answers at a URL."""
-    return lambda url: gateway_id(url, timeout=20) is not None
+    return lambda url: gateway_health(url, timeout=20) is not None

@@ -141,7 +141,7 @@ class TestSeveralJobs:
         with another_process(path, "died") as other:
             assert other.url
             other.die()
-            wait_until(gateways(path)["died"].is_gone, "the end of its gateway")
+            wait_until(lambda: gateways(path)["died"].is_there() is False, "the end of its gateway")
         ours = opened(FileLocator, path, settings)
         ours.find()
         assert set(gateways(path)) == {"died", "job"}

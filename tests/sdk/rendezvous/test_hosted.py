@@ -18,7 +18,7 @@ from support.processes import wait_until
 
 from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
+from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_health
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError, GatewayUnreachableError
 from rankmesh_agent.wire.schemas import Leave, Member
@@ -56,10 +56,10 @@ class TestAddress:
         assert GatewayAddress.from_json(text) is None
 
     def test_it_answers_while_that_very_gateway_is_there(self, hosted):
-        wait_until(hosted.address.is_reachable, "the gateway to answer, whose service may still be loading")
-        assert not hosted.address._replace(id="another's").is_reachable()
+        wait_until(hosted.address.is_there, "the gateway to answer, whose service may still be loading")
+        assert not hosted.address._replace(id="another's").is_there()
         hosted.close()
-        assert not hosted.address.is_reachable()
+        assert not hosted.address.is_there()
         hosted.close()
 
 
@@ -92,9 +92,9 @@ def test_it_is_busy_once_a_world_of_the_job_has_come_together(hosted):
 def test_it_outlives_its_host_until_the_last_rank_has_left(hosted):
     with contextlib.closing(join(hosted, "job", os.getpid())) as client:
         hosted.close()
-        assert hosted.address.is_reachable()
+        assert hosted.address.is_there()
         client.leave(Leave("job", 1, 0, "instance", ""))
-        wait_until(lambda: not hosted.address.is_reachable(), "the gateway's end")
+        wait_until(lambda: not hosted.address.is_there(), "the gateway's end")
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -102,12 +102,12 @@ def test_new_worlds_of_a_job_that_publishes_addresses_meet_elsewhere_once_the_ho
     hosted = HostedGateway("127.0.0.1", 0, settings)
     with contextlib.closing(join(hosted, "job", os.getpid())) as client:
         hosted._process.stdin.close() if dies else hosted.close()
-        wait_until(lambda: not hosted.address.is_reachable(), "the address to be another's")
-        assert gateway_id(hosted.address.url)
+        wait_until(lambda: not hosted.address.is_there(), "the address to be another's")
+        assert gateway_health(hosted.address.url)
         with pytest.raises(GatewayUnreachableError, match="about to end"):
             join_as(GatewayClient(lambda: hosted.address.url, ""), "other", 1, member_of(1), 1.0)
         client.leave(Leave("job", 1, 0, "instance", ""))
-        wait_until(lambda: gateway_id(hosted.address.url) is None, "the gateway's end")
+        wait_until(lambda: gateway_health(hosted.address.url) is None, "the gateway's end")
         hosted.close()
 
 
@@ -119,10 +119,10 @@ def test_it_ends_with_ranks_that_are_killed(hosted):
     ):
         wait_until(lambda: hosted.has_world("job"), "the gateway to see the rank")
         hosted.close()
-        assert hosted.address.is_reachable()
+        assert hosted.address.is_there()
         rank.kill()
         rank.wait()
-        wait_until(lambda: not hosted.address.is_reachable(), "the gateway's end", 5.0)
+        wait_until(lambda: not hosted.address.is_there(), "the gateway's end", 5.0)
 
 
 def test_it_is_no_child_of_its_host_and_gets_no_signal_of_the_terminal(hosted):
