@@ -74,7 +74,7 @@ DIFFERS = {
     "ProcessGroup.group_desc": "`undefined` for the default group, too",
     "ProcessGroup.group_name": "`world` for the default group",
     "ProcessGroup.name": "as get_backend",
-    "ReduceOp": "an enumeration of integers; torch's own is taken, too",
+    "ReduceOp": "an enumeration, whose values are torch's numbers; torch's own is taken, too",
     "ReduceOp.AVG": "on every dtype but bool; integers exactly, rounded towards zero",
     "ReduceOp.PREMUL_SUM": "called with its factor: `ReduceOp.PREMUL_SUM(0.5)`",
     "supports_complex": "True for PRODUCT as well",

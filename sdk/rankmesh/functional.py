@@ -29,6 +29,7 @@ from rankmesh._session.process_group import Group
 from rankmesh._session.ranks import require_member
 from rankmesh._tensors.buffers import buffer_of, device_of
 from rankmesh._tensors.torch_buffer import TorchBuffer
+from rankmesh_agent.device import runtime
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 __all__ = ["all_gather_single", "all_reduce", "all_to_all_single", "broadcast", "reduce_scatter_single"]
@@ -44,12 +45,7 @@ def all_reduce(
 
 
 def broadcast(
-    tensor: Any,
-    src: int | None = None,
-    group: Group = None,
-    *,
-    group_src: int | None = None,
-    timeout: Timeout = None,
+    tensor: Any, src: int | None = None, group: Group = None, *, group_src: int | None = None, timeout: Timeout = None
 ) -> Any:
     """Return ``tensor`` of the source; elsewhere its shape and dtype alone matter. See ``rankmesh.broadcast``."""
     group, result = require_member(group), _copy(tensor)
@@ -123,15 +119,23 @@ def _elements(tensor: Any) -> Any:
 
 
 def _empty(source: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array of another shape, of the dtype and device of ``source``."""
-    return source.new_empty(shape) if hasattr(source, "new_empty") else np.empty_like(source, order="C", shape=shape)
+    """Return an array of another shape, of the dtype and on the device of ``source``."""
+    if isinstance(source, np.ndarray):
+        return np.empty(shape, source.dtype)
+    if hasattr(source, "new_empty"):  # torch's
+        return source.new_empty(shape)
+    with source.device:
+        return runtime.cupy().empty(shape, source.dtype)
 
 
 def _copy(tensor: Any) -> Any:
     source = _elements(tensor)
-    result = _empty(source, source.shape)
-    result[...] = source
-    return result
+    if isinstance(source, np.ndarray):
+        return source.copy()
+    if hasattr(source, "clone"):  # torch's
+        return source.clone()
+    with source.device:
+        return source.copy()
 
 
 def _like(tensor: Any, result: Any) -> Any:
@@ -141,6 +145,6 @@ def _like(tensor: Any, result: Any) -> Any:
     if isinstance(tensor, type(result)) or not hasattr(tensor, "__array_namespace__"):
         return result
     library = tensor.__array_namespace__()  # of the array API standard, as JAX has it
-    return (
-        library.asarray(result, device=tensor.device) if isinstance(result, np.ndarray) else library.from_dlpack(result)
-    )
+    if isinstance(result, np.ndarray):
+        return library.asarray(result, device=tensor.device)
+    return library.from_dlpack(result)

@@ -38,6 +38,11 @@ def several(me: Me) -> None:
     def same(arrays: list[Any], expected: list[np.ndarray]) -> bool:
         return all((value(array) == wanted).all() for array, wanted in zip(arrays, expected, strict=True))
 
+    array = mine()[1]
+    results = [dist.functional.all_reduce(array), dist.functional.all_gather_single(array)]
+    assert {(type(result), result.device.id) for result in results} == {(type(array), 1)}, "not the current device"
+    wanted = [given(gpus * other + 1) for other in range(size)]
+    assert same(results, [sum(wanted), np.concatenate(wanted)])
     everyone = [given(seat) for seat in range(seats)]
     own = [given(gpus * rank + gpu) for gpu in range(gpus)]
     total = sum(everyone)

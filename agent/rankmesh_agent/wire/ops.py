@@ -31,7 +31,7 @@ class OpType(enum.IntEnum):
     """Allocate registered arrays."""
 
 
-class ReduceOp(enum.IntEnum):
+class ReduceOp(enum.Enum):
     """Reduction operation, with the names and numbers of torch.distributed.ReduceOp.
 
     ``AVG`` of integers is an integer, rounded towards zero.
@@ -47,6 +47,8 @@ class ReduceOp(enum.IntEnum):
     BOR = 6
     BXOR = 7
     PREMUL_SUM = 8
+
+    __hash__ = object.__hash__  # no call of Python, unlike Enum's
 
     def __str__(self) -> str:
         """Return the operation's name as torch's ReduceOp does: ``RedOpType.SUM``."""

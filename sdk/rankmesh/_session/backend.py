@@ -54,8 +54,8 @@ class BackendOptions(NamedTuple):
     global_ranks_in_group: list[int]
 
 
-class Backend(str):
-    """Names of backends: ``Backend.GLOO == "gloo"``, ``Backend("GLOO") == "gloo"``.
+class Backend:
+    """Names of backends, which are strings: ``Backend.GLOO == "gloo"``, ``Backend("GLOO") == "gloo"``, as in torch.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Backend
     """
@@ -70,15 +70,13 @@ class Backend(str):
     backend_list: ClassVar[list[str]] = ["undefined", "mesh", "gloo", "nccl", "xccl", "ucc", "mpi"]
     _creators: ClassVar[dict[str, Callable[[BackendOptions, Any], Any]]] = {}
 
-    def __new__(cls, name: str) -> Backend:
+    def __new__(cls, name: str) -> str:  # type: ignore[misc]
         """Return the name in lower case.
 
         Raises:
             ValueError: it is not a string.
         """
-        if not isinstance(name, str):
-            raise ValueError(f"a backend is named by a string, got {name!r}")
-        return super().__new__(cls, name.lower())
+        return _lower(name)
 
     @classmethod
     def register_backend(
@@ -107,7 +105,7 @@ class Backend(str):
 
         Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Backend.register_backend
         """
-        lower = Backend(name)
+        lower = _lower(name)
         if not lower.isidentifier():
             raise ValueError(f"backend name {name!r} must be an identifier")
         if lower in cls.backend_list or lower in _MESH:
@@ -122,6 +120,12 @@ class Backend(str):
         setattr(cls, lower.upper(), lower)
 
 
+def _lower(name: str) -> str:
+    if not isinstance(name, str):
+        raise ValueError(f"a backend is named by a string, got {name!r}")
+    return name.lower()
+
+
 def resolve(backend: str | None) -> Engines:
     """Return the backends that a string selects.
 
@@ -134,7 +138,7 @@ def resolve(backend: str | None) -> Engines:
     """
     if backend is None:
         return Engines()
-    named = _by_device(Backend(backend))
+    named = _by_device(_lower(backend))
     for name in named.values():
         if name not in _known() and name not in _ABSENT:
             raise ValueError(
@@ -220,7 +224,7 @@ def is_backend_available(backend: str) -> bool:
 
     Source: torch.distributed.is_backend_available
     """
-    return not any(map(_unavailable_reason, _by_device(Backend(backend)).values()))
+    return not any(map(_unavailable_reason, _by_device(_lower(backend)).values()))
 
 
 def is_gloo_available() -> bool:

@@ -13,7 +13,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.options import Details
 
 
-class DebugLevel(enum.IntEnum):
+class DebugLevel(enum.Enum):
     """Amount of detail in errors about calls that do not match; mismatches raise at every level.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch-distributed-debug

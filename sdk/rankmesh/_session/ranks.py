@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rankmesh._session.backend import Backend, is_nccl_available
+from rankmesh._session.backend import is_nccl_available
 from rankmesh._session.process_group import Group, NonMember, ProcessGroup
 from rankmesh._session.session import communicator_of, require_session
 from rankmesh_agent.config.settings import Settings
@@ -60,7 +60,7 @@ def get_world_size(group: Group = None) -> int:
     return -1 if isinstance(group, NonMember) else communicator_of(group).size
 
 
-def get_backend(group: Group = None) -> Backend:
+def get_backend(group: Group = None) -> str:
     """Return the backend of the group's collectives: ``"mesh"``, also when the script asked for ``"gloo"``.
 
     It is ``"nccl"`` if the script named that alone; see get_backend_config for the backend of arrays on GPUs.
@@ -70,7 +70,7 @@ def get_backend(group: Group = None) -> Backend:
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_backend
     """
-    return Backend(require_member(group)._engines.name)
+    return require_member(group)._engines.name
 
 
 def get_backend_config(group: Group = None) -> str:

@@ -23,7 +23,7 @@ from rankmesh._collectives.arguments import Timeout
 from rankmesh._collectives.call_recorder import CallRecorder, is_recording
 from rankmesh._session.process_group import ProcessGroup as MeshGroup
 from rankmesh.torch._device_backend import backend_names
-from rankmesh.torch._errors import to_torch_error
+from rankmesh.torch._errors import to_torch_error, translating
 from rankmesh.torch._patches import untraced
 from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._versions import complete_options
@@ -361,11 +361,8 @@ class Collectives:
             return self._device_backend(torch.device(device))._end_coalescing(device)
         recorder, self._recorder = self._recorder, None
         batched, self._batched = self._batched or [], None
-        try:
-            works = [] if recorder is None else recorder.close(Options(self.comm.timeout, True))
-            return PendingWork([], [*works, *batched])
-        except DistError as error:
-            raise to_torch_error(error) from error.__cause__
+        works = [] if recorder is None else translating(recorder.close, Options(self.comm.timeout, True))
+        return PendingWork([], [*works, *batched])
 
     # Sparse tensors
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as c10d
 
@@ -15,6 +16,9 @@ from rankmesh_agent.wire.errors import (
     DistStoreError,
     QueueEmptyError,
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _COUNTERPARTS: tuple[tuple[type[DistError], str], ...] = (
     (QueueEmptyError, "QueueEmptyError"),
@@ -38,6 +42,14 @@ def to_torch_error(error: DistError) -> DistError:
     vars(made).update(vars(error))
     made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
     return made.with_traceback(error.__traceback__)
+
+
+def translating(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Make a call, and raise its errors as torch's."""
+    try:
+        return call(*arguments, **options)
+    except DistError as error:
+        raise to_torch_error(error) from error.__cause__
 
 
 @functools.cache

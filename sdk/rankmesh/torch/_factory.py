@@ -17,7 +17,7 @@ from rankmesh._rendezvous.locator import LOOPBACK
 from rankmesh._session import session
 from rankmesh._session.backend import Engines
 from rankmesh._session.session import Session, communicator_of
-from rankmesh.torch._errors import to_torch_error
+from rankmesh.torch._errors import translating
 from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._patches import keep_reducer_works
 from rankmesh_agent.config import launched
@@ -26,7 +26,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.net.greenlets import refuse_greenlets
 from rankmesh_agent.net.host import host_id
-from rankmesh_agent.wire.errors import DistError, JoinTimeoutError
+from rankmesh_agent.wire.errors import JoinTimeoutError
 from rankmesh_agent.wire.ranges import named_ranks
 
 _REMOTE = "elsewhere"
@@ -53,10 +53,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     if backend_options is not None:
         raise ValueError(f"backend 'rankmesh' takes no pg_options, got {backend_options!r}")
     keep_reducer_works()
-    try:
-        return _create(options, list(options.global_ranks_in_group), seconds_of(options.timeout, 0.0))
-    except DistError as error:
-        raise to_torch_error(error) from error.__cause__
+    return translating(_create, options, list(options.global_ranks_in_group), seconds_of(options.timeout, 0.0))
 
 
 def new_process_group(store: Any, rank: int, world_size: int, timeout: timedelta | float | None = None) -> ProcessGroup:
@@ -79,10 +76,7 @@ def new_process_group(store: Any, rank: int, world_size: int, timeout: timedelta
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be 0 to world_size - 1 = {world_size - 1}, got {rank}")
     keep_reducer_works()
-    try:
-        return _own_session(_join(store, rank, world_size, seconds), store, "")
-    except DistError as error:
-        raise to_torch_error(error) from error.__cause__
+    return _own_session(translating(_join, store, rank, world_size, seconds), store, "")
 
 
 def _create(options: Any, ranks: list[int], seconds: float) -> ProcessGroup:

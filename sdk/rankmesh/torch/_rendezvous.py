@@ -10,10 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from rankmesh._session import session
 from rankmesh._session.init import init_process_group
-from rankmesh.torch._errors import to_torch_error
+from rankmesh.torch._errors import translating
 from rankmesh.torch._store import fresh_job_store
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.wire.errors import DistError
 
 _NAMES = ("rank", "world_size")
 
@@ -46,10 +45,7 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
     rank, world_size = (query.get(name, -1) for name in _NAMES)
     world = session.current()
     if world is None:
-        try:
-            init_process_group("mesh", timeout=timeout, rank=rank, world_size=world_size)
-        except DistError as error:
-            raise to_torch_error(error) from error.__cause__
+        translating(init_process_group, "mesh", timeout=timeout, rank=rank, world_size=world_size)
         world = session.require_session()
         world.joined_for_store = True
     yield fresh_job_store(), world.group.rank(), world.group.size()

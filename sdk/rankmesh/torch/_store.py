@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
 import torch.distributed
 
@@ -15,11 +15,7 @@ from rankmesh._session.session import Session, require_session
 from rankmesh._stores.base import Store as RankMeshStore
 from rankmesh._stores.commands import CommandStore, UnusableStore
 from rankmesh._stores.methods import METHODS, WAIT, Method
-from rankmesh.torch._errors import to_torch_error
-from rankmesh_agent.wire.errors import DistError
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from rankmesh.torch._errors import translating
 
 _NOW = timedelta(0)
 _SHORTEST = timedelta(milliseconds=1)
@@ -54,7 +50,7 @@ class Store(torch.distributed.Store):
     def __init__(self, store: RankMeshStore | None = None) -> None:
         super().__init__()
         if store is None:
-            store = _translating(get_default_store().clone)
+            store = translating(get_default_store().clone)
         elif not isinstance(store, RankMeshStore):
             hint = "; torch takes its own as they are" if isinstance(store, torch.distributed.Store) else ""
             raise TypeError(f"store must be one of rankmesh's stores, got {type(store).__qualname__}{hint}")
@@ -79,11 +75,11 @@ class Store(torch.distributed.Store):
             timeout: time limit, timedelta or seconds; the store's timeout by default.
         """
         limit = () if timeout is None else (_limit(timeout),)
-        _translating(self._with_timeout().wait if timeout is None else self._store.wait, keys, *limit)
+        translating(self._with_timeout().wait if timeout is None else self._store.wait, keys, *limit)
 
     def clone(self) -> Store:
         """Return another store object with the same keys and timeout."""
-        found = Store(_translating(self._store.clone))
+        found = Store(translating(self._store.clone))
         found.set_timeout(self.timeout)
         return found
 
@@ -95,7 +91,7 @@ class Store(torch.distributed.Store):
         """Return RankMesh's store with the current timeout: torch holds it in C++, and a change makes no call here."""
         limit = _limit(self.timeout)
         if self._store.timeout != limit:
-            _translating(self._store.set_timeout, limit)
+            translating(self._store.set_timeout, limit)
         return self._store
 
     def __reduce__(self) -> NoReturn:
@@ -111,7 +107,7 @@ def _forwarding(method: Method[Any]) -> Callable[..., Any]:
     @functools.wraps(getattr(RankMeshStore, method.name))
     def forward(self: Store, *arguments: Any, **options: Any) -> Any:
         store = self._with_timeout() if method.waits else self._store
-        return _translating(getattr(store, method.name), *arguments, **options)
+        return translating(getattr(store, method.name), *arguments, **options)
 
     return forward
 
@@ -134,14 +130,6 @@ def fresh_job_store() -> torch.distributed.PrefixStore:
     world = session.group._communicator.id
     _rounds[world] += 1
     return torch.distributed.PrefixStore(f"torch/{world:016x}/{_rounds[world]}", store)
-
-
-def _translating(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Make a call, and raise its errors as torch's."""
-    try:
-        return call(*arguments, **options)
-    except DistError as error:
-        raise to_torch_error(error) from error.__cause__
 
 
 def _limit(timeout: timedelta | float) -> timedelta:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as c10d
 from torch.utils._pytree import tree_leaves
 
-from rankmesh.torch._errors import to_torch_error
+from rankmesh.torch._errors import to_torch_error, translating
 from rankmesh.torch._threads import run_in_thread
 from rankmesh_agent.group import work as engine
 from rankmesh_agent.wire.errors import DistError
@@ -79,7 +79,7 @@ class PendingWork(CompletedWork):
     """Work of an asynchronous call.
 
     Args:
-        tensors: see Done.
+        tensors: see CompletedWork.
         works: the engine's Works, all of which must end.
     """
 
@@ -139,7 +139,7 @@ class MessageWork(PendingWork):
     """Work of a point-to-point message.
 
     Args:
-        tensors: see Done.
+        tensors: see CompletedWork.
         work: the engine's Work.
         global_ranks: of the members, by group rank.
     """
@@ -149,10 +149,7 @@ class MessageWork(PendingWork):
         self._global_ranks = global_ranks
 
     def source_rank(self) -> int:
-        try:
-            return self._global_ranks.index(self._works[0].source_rank())
-        except DistError as error:
-            raise to_torch_error(error) from error.__cause__
+        return self._global_ranks.index(translating(self._works[0].source_rank))
 
 
 def _future(tensors: Any) -> torch.futures.Future[Any]:
