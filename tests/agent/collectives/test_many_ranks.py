@@ -85,9 +85,7 @@ def world_name(value: int | bool) -> str:
 COUNTED = ("barrier", "all_reduce", "broadcast", "reduce", "gather", "all_gather")
 
 
-@pytest.mark.parametrize(
-    ("size", "shares_cores"), [(16, False), (64, True)], ids=world_name
-)
+@pytest.mark.parametrize(("size", "shares_cores"), [(16, False), (64, True)], ids=world_name)
 def test_the_busiest_rank_sends_few_frames(size: int, shares_cores: bool) -> None:
     ranks = MemoryWorld(size, shares_cores=shares_cores)
     sent = {}

@@ -25,27 +25,6 @@ def gathered(lengths: tuple[int, ...], dst: int, **how: Any) -> Any:
     return (work, outputs) if how else outputs
 
 
-def scattered(lengths: tuple[int, ...], src: int) -> Array:
-    rank = dist.get_rank()
-    output = np.zeros(lengths[rank], np.float32)
-    dist.scatter(output, [own(each, lengths) for each in range(3)] if rank == src else None, src, uneven=True)
-    return output
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
-def test_lengths_may_change_from_call_to_call(me: Me) -> None:
-    me.init()
-    for lengths in ((3, 4, 5), (3, 4, 5), (4, 4, 4), (3, 4, 5), (0, 0, 300_000), (5, 4, 3), (4, 4, 4), (0, 0, 0)):
-        for root in (0, 2):
-            found = gathered(lengths, root)
-            assert (found is not None) == (me.rank == root)
-            for rank, output in enumerate(found or []):
-                np.testing.assert_array_equal(output, own(rank, lengths))
-            np.testing.assert_array_equal(scattered(lengths, root), own(me.rank, lengths))
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
 def test_asynchronously_and_behind_other_calls(me: Me) -> None:
