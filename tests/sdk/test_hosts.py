@@ -5,7 +5,6 @@ What tells hosts apart is which shared memory they see, so ranks with different 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -22,59 +21,6 @@ def medium() -> str:
     from rankmesh._session.session import communicator_of
 
     return communicator_of(None).medium
-
-
-def make_every_call(me: Me) -> None:
-    import hashlib
-
-    me.init()
-    size, count = me.size, 60_000
-    mine = np.random.default_rng(me.rank).normal(size=count)
-    everyones = [np.random.default_rng(rank).normal(size=count) for rank in range(size)]
-    total = np.sum(everyones, axis=0)
-    array = mine.copy()
-    dist.all_reduce(array)
-    np.testing.assert_allclose(array, total, atol=1e-12)
-    digest = hashlib.blake2b(array.tobytes()).hexdigest()
-    work = dist.reduce(array := mine.copy(), dst=1, op=dist.ReduceOp.AVG, async_op=True)
-    work.wait()
-    np.testing.assert_allclose(array, total / size if me.rank == 1 else mine, atol=1e-12)
-    array = mine.copy()
-    dist.broadcast(array, src=size - 1)
-    np.testing.assert_array_equal(array, everyones[-1])
-    outputs = [np.empty(count) for _ in range(size)]
-    dist.all_gather(outputs, mine)
-    np.testing.assert_array_equal(outputs, everyones)
-    output = np.empty(count // size)
-    dist.reduce_scatter_tensor(output, mine[: count // size * size])
-    np.testing.assert_allclose(output, np.split(total[: count // size * size], size)[me.rank], atol=1e-12)
-    group = dist.new_group([0, size - 1])
-    if me.rank in (0, size - 1):
-        array = np.ones(50_000)
-        dist.all_reduce(array, group=group)
-        assert (array == 2).all()
-    shapes = [np.full((3, 5), me.rank, np.int16), np.zeros((40_000, 2))[:, 0], np.array(2.5)]
-    for each in shapes:
-        dist.all_reduce(each, op=dist.ReduceOp.MAX)
-    assert (shapes[0] == size - 1).all()
-    dist.barrier()
-    me.report(medium=medium(), digest=digest, left=os.listdir(os.environ["RANKMESH_SHM_DIR"]))
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("hosts", "env", "expected"),
-    [
-        ("aabb", {}, "shm+tcp"),
-        ("abcab", {}, "shm+tcp"),
-        ("abc", {}, "tcp"),
-    ],
-)
-def test_every_call(ranks: Ranks, on: Callable, hosts: str, env: dict[str, str], expected: str) -> None:
-    started = ranks.run(make_every_call, len(hosts), env=on(hosts, **env))
-    assert {rank.reported["medium"] for rank in started} == {expected}
-    assert len({rank.reported["digest"] for rank in started}) == 1, "the same bits everywhere"
-    assert not any(rank.reported["left"] for rank in started)
 
 
 def run_short_of_memory(me: Me) -> None:

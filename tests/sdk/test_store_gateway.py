@@ -125,8 +125,7 @@ def test_a_gateway_that_loses_the_store_or_does_not_come_back(ranks: Ranks, come
         gateway.end()
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@on_ranks()
+@on_ranks(3)
 def test_each_world_has_a_new_store(me: Me) -> None:
     for _ in range(2):
         me.init()
@@ -196,8 +195,7 @@ def go_on(me: Me, fate: str, method: str) -> None:
     me.mark(f"ends-{me.rank}")
 
 
-@pytest.mark.parametrize("fate", FATES)
-@pytest.mark.parametrize("method", ["tcp", "run"])
+@pytest.mark.parametrize(("method", "fate"), [*(("tcp", fate) for fate in FATES), ("run", "killed")])
 @embedded_only("rank 0's own gateway, or the launcher's")
 def test_the_others_calls_go_on_whatever_rank_0_does(ranks: Ranks, method: str, fate: str) -> None:
     """Afterwards no process, socket or file is left."""

@@ -82,8 +82,8 @@ class Launchers:
         return self.finish(self.start(script, *arguments))
 
     def start_nodes(self, script: str, *arguments: str, **variables: str) -> list[subprocess.Popen[str]]:
-        """Start a launcher for each of two nodes with two ranks."""
-        self.nodes = ("--nnodes=2", "--nproc-per-node=2", f"--master-port={free_port()}", *arguments)
+        """Start a launcher for each of two nodes with a rank."""
+        self.nodes = ("--nnodes=2", "--nproc-per-node=1", f"--master-port={free_port()}", *arguments)
         return [self.start(script, f"--node-rank={node}", *self.nodes, **variables) for node in range(2)]
 
     def pids(self, name: str, attempt: int, count: int) -> list[int]:

@@ -129,19 +129,6 @@ def test_a_rank_that_leaves_without_coming_is_named(odd: int) -> None:
         made.run(run)
 
 
-@every_odd
-def test_a_rank_that_leaves_after_its_last_call_disturbs_no_other(odd: int) -> None:
-    def run(members: LocalCommunicator) -> None:
-        members.barrier(NOW)
-        members.barrier(NOW)
-        if members.rank == odd:
-            members.close()
-            members.engine.close(timeout=0.5)
-
-    with world(SIZE, "tcp", hosts=LAYOUT) as made:
-        made.run(run)
-
-
 # Long arrays among many hosts
 
 

@@ -22,7 +22,6 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.job_membership import JoinTerms
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.shared_memory.mapping import Mapping
 from rankmesh_agent.standalone import Standalone
@@ -91,15 +90,6 @@ class TestCalls:
         assert len({each["digest"] for each in found}) == 1
 
     @in_each_rank
-    def test_asynchronous_ones_keep_their_order(self, world, rank):
-        arrays = [np.full(10 + 20_000 * number, float(rank + number)) for number in range(20)]
-        works = [world[rank].world.all_reduce(array, ReduceOp.SUM, LATER._replace(result=[array])) for array in arrays]
-        for number, (work, array) in enumerate(zip(works, arrays, strict=True)):
-            assert work.wait()
-            assert work.result()[0] is array
-            assert (array == 3 + 3 * number).all()
-
-    @in_each_rank
     def test_registered_arrays(self, world, rank):
         group = world[rank].world
         array = group.empty(np.dtype(np.float64), 5000, NOW)
@@ -164,26 +154,6 @@ class TestCalls:
             with pytest.raises(GroupAbortedError, match="destroyed"):
                 group.barrier(NOW)
 
-    def test_long_messages_arrive(self, world):
-        count = 500_000
-
-        def run(rank: int) -> None:
-            group, following, previous = world[rank].world, (rank + 1) % 3, (rank - 1) % 3
-            array = np.empty(count)
-            work = group.receive(array, previous, 7, LATER._replace(result=[array]))
-            group.send(np.full(count, float(rank)), following, 7, NOW)
-            assert work.wait()
-            assert work.source_rank() == previous
-            assert (array == previous).all()
-            if rank:
-                group.send(np.full(count, float(rank)), 0, rank, NOW)
-            else:
-                for sender in (2, 1):
-                    assert group.receive(array, ANY, sender, NOW) == sender
-                    assert (array == sender).all()
-
-        everywhere(run, 3)
-
     def test_a_receive_that_times_out_leaves_the_group_working(self, world):
         with pytest.raises(CollectiveTimeoutError, match=r"recv from rank 1 \(tag 5\).*waited 0.1 s"):
             world[0].world.receive(np.empty(3), 1, 5, Options(0.1))
@@ -221,26 +191,6 @@ class TestThreads:
             for source in order:
                 world[source].world.send(np.ones(1000), 0, 0, NOW)
                 assert waiting[source].result(SECONDS) == source
-
-    def test_a_message_and_a_collective(self, world):
-        group, array = world[0].world, np.zeros(3)
-        receiving = in_thread(lambda: group.receive(array, 1, 0, NOW))
-        everywhere(lambda rank: world[rank].world.barrier(NOW), 3)
-        assert not receiving.done()
-        waiting = in_thread(lambda: group.barrier(NOW))
-        world[1].world.send(np.ones(3), 0, 0, NOW)
-        assert receiving.result(SECONDS) == 1
-        assert array.all()
-        assert not waiting.done()
-        everywhere(lambda rank: world[rank + 1].world.barrier(NOW), 2)
-        waiting.result(SECONDS)
-
-    def test_two_collectives(self, world):
-        works = [world[0].world.all_reduce(np.ones(3), ReduceOp.SUM, LATER) for _ in range(2)]
-        waiting = [in_thread(work.wait) for work in works]
-        for future in waiting:
-            everywhere(lambda rank: world[rank + 1].world.all_reduce(np.ones(3), ReduceOp.SUM, NOW), 2)
-            assert future.result(SECONDS)
 
     def test_one_message_that_several_wait_for(self, world):
         received, staged, done = np.zeros(3), np.zeros(3), []
@@ -283,17 +233,6 @@ class TestThreads:
 
 
 class TestErrors:
-    def test_a_missing_rank_is_named(self, world):
-        groups = everywhere(lambda rank: world[rank].new_group([0, 1, 2], SECONDS), 3)
-
-        def run(rank: int) -> None:
-            with pytest.raises((CollectiveTimeoutError, GroupAbortedError), match=r"rank 1 \(") as caught:
-                groups[rank].all_reduce(np.ones(3), ReduceOp.SUM, Options(2.0))
-            assert caught.value.ranks == (1,)
-            assert groups[rank].failure is not None
-
-        everywhere(lambda rank: run(rank) if rank != 1 else None, 3)
-
     def test_an_abort_reaches_everyone(self, world):
         groups = everywhere(lambda rank: world[rank].new_group([0, 1, 2], SECONDS), 3)
 

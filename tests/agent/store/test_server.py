@@ -31,7 +31,7 @@ from rankmesh_agent.net.dial import connect
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import url_of
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
-from rankmesh_agent.store import codec, replies, server
+from rankmesh_agent.store import codec, server
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command
@@ -45,7 +45,6 @@ from rankmesh_agent.wire.errors import (
     DistStoreError,
     IdempotencyKeyReusedError,
     ProtocolError,
-    QueueEmptyError,
     StoreLostError,
 )
 from rankmesh_agent.wire.hello import (
@@ -435,15 +434,6 @@ class TestWaits:
         assert other.result(Count()) == 0
         assert other.ask(QueuePop("q", 30.0)) == b"1"
 
-    def test_timers_are_removed(self, raw, table, store_server, waits):
-        one = raw()
-        for number in range(100):
-            one.send(Get(str(number), 1000.0))
-            waits(str(number))
-            Set(str(number), b"").apply(table)
-            one.result(Get("k"))
-        assert len(store_server._timers) < 80
-
     @pytest.mark.parametrize("closed", ["server", "table"])
     @pytest.mark.parametrize("command", [Get("k", 30.0), Wait(("k",), 30.0), QueuePop("k", 30.0)], ids=["g", "w", "p"])
     def test_the_server_or_the_store_ends(self, store, table, store_server, threads, waits, command, closed):
@@ -570,41 +560,6 @@ class TestBrokenConnections:
             wait_until(lambda: taker.cancelled() and table._pending_pops, "the second wait")
             QueuePush("q", b"1").apply(table)
         assert second.result(QueuePop("q")) == b"1"
-
-    @pytest.mark.parametrize("arrived", [False, True], ids=["before the result", "with the result"])
-    def test_a_wait_moves_again(self, raw, table, waits, arrived):
-        """From the second connection to the third, although the server does not know yet that the second broke."""
-        first, second, third = raw(), raw(), raw()
-        again = RequestId(first.name, 3)
-        first.send(QueuePop("q", 30.0), 3)
-        waits("q")
-        second.send(QueuePop("q", 30.0), 1, again)
-        assert first.is_closed()
-        waits("q")
-        if arrived:
-            QueuePush("q", b"1").apply(table)
-        third.send(QueuePop("q", 30.0), 1, again)
-        if not arrived:
-            with pytest.raises(QueueEmptyError):
-                second.result(QueuePop("q"))
-            waits("q")
-            QueuePush("q", b"1").apply(table)
-        assert third.result(QueuePop("q")) == b"1"
-        assert table.length("q") == 0
-
-    def test_the_cache_is_bounded(self, raw, table, store_server, monkeypatch):
-        monkeypatch.setattr(replies, "MAX_REPLIES", 2)
-        names = []
-        for _ in range(3):
-            one = raw()
-            one.ask(Add("k"), 1)
-            names.append(one.name)
-            one.sock.close()
-            wait_until(lambda: not store_server._connections, "the end")
-        last = raw()
-        assert last.ask(Add("k"), 1, RequestId(names[0], 1)) == 4  # evicted, so it is executed again
-        assert last.ask(Add("k"), 2, RequestId(names[2], 1)) == 3
-        assert table.replies._bytes == 2 * len(codec.encode_result(1, 4))
 
 
 class TestALog:

@@ -31,40 +31,12 @@ def watch(table, *keys):
 
 
 class TestChanges:
-    def test_a_plan_sees_the_values_and_returns_the_changes(self, table):
-        table.change(lambda values: (None, {"a": b"1", "b": b"2"}))
-        seen = table.change(lambda values: (dict(values), {"a": None, "b": b"3"}))
-        assert seen == {"a": b"1", "b": b"2"}
-        assert table.change(lambda values: (dict(values), {})) == {"b": b"3"}
-
-    def test_a_plan_that_fails_changes_nothing(self, table):
-        table.change(lambda _: (None, {"a": b"1"}))
-        with pytest.raises(ZeroDivisionError):
-            table.change(lambda _: (1 // 0, {"a": b"3"}))
-        assert table.change(lambda values: (dict(values), {})) == {"a": b"1"}
-
     def test_threads_that_add(self, table):
         in_threads(16, lambda _: [Add("n").apply(table) for _ in range(200)])
         assert Add("n", 0).apply(table) == 3200
 
 
 class TestWatch:
-    @pytest.mark.parametrize("changes", [{"a": b"1", "b": None}, {"b": None, "a": b"1"}])
-    def test_a_change_that_removes_a_key_does_not_complete_it(self, table, changes):
-        Set("b", b"1").apply(table)
-        future = watch(table, "a", "b")
-        table.change(lambda _: (None, changes))
-        assert not future.done()
-        Set("b", b"2").apply(table)
-        assert future.result(0) == {"a": b"1", "b": b"2"}
-        assert table._watches == {}
-
-    def test_the_values_are_those_of_that_moment(self, table):
-        future = watch(table, "a")
-        Set("a", b"1").apply(table)
-        Delete("a").apply(table)
-        assert future.result(0) == {"a": b"1"}
-
     def test_a_cancelled_one_is_removed(self, table):
         kept, dropped = watch(table, "a"), watch(table, "a", "b")
         assert dropped.cancel()

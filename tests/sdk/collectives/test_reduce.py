@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks, on_ranks
+from support.processes import Me, Ranks
 
 import rankmesh as dist
 
@@ -32,49 +32,6 @@ class TestAlone:
 
 
 # Several ranks
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
-def test_collectives_of_three_ranks(me: Me) -> None:
-    me.init()
-    rank, op = me.rank, dist.ReduceOp
-    mine = np.arange(6, dtype=np.float32) + rank
-    total = np.arange(6) * 3 + 3.0
-
-    # Only the destination's array is written, so the others' may be read-only; ranks are global or the group's.
-    group = dist.new_group([2, 0, 1], sort_ranks=False)
-    for named, destination in (({"dst": 1}, 1), ({"dst": 2, "group": group}, 2), ({"group_dst": 1, "group": group}, 0)):
-        array = mine.copy()
-        array.flags.writeable = rank == destination
-        dist.reduce(array, **named)
-        assert array.tolist() == (total if rank == destination else mine).tolist()
-        array = mine.copy()
-        array.flags.writeable = rank == destination
-        dist.reduce(array, op=op.PREMUL_SUM(2), **named)
-        assert array.tolist() == (2 * total if rank == destination else mine).tolist()
-
-    for named, source in (({"src": 1}, 1), ({"src": 2, "group": group}, 2), ({"group_src": 1, "group": group}, 0)):
-        array = mine.copy()
-        array.flags.writeable = rank != source
-        dist.broadcast(array, **named)
-        assert array.tolist() == (np.arange(6) + source).tolist()
-
-    # Only the number and the order of elements must be the same, not their layout.
-    laid_out = [np.full((4, 2), 1.0), np.full((2, 8), 2.0)[:, ::2], np.full((2, 2, 2), 4.0).T][rank]
-    dist.all_reduce(laid_out)
-    assert (laid_out == 7).all()
-    big_endian = np.full(3, rank, ">i4")
-    dist.all_reduce(big_endian)
-    assert big_endian.tolist() == [3, 3, 3]
-    assert big_endian.dtype == ">i4"
-    single = np.array(rank + 1.0)
-    dist.all_reduce(single)
-    assert single == 6
-
-    dist.barrier()
-    dist.monitored_barrier()
-    dist.destroy_process_group()
 
 
 def monitor(me: Me) -> None:

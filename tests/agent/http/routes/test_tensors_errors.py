@@ -52,12 +52,6 @@ def pair() -> Iterator[World]:
         yield made
 
 
-@pytest.fixture
-def trio() -> Iterator[World]:
-    with world(3, "tcp") as made:
-        yield made
-
-
 async def problem(asked):
     """Return the status and code of a refusal, and its document."""
     answer = await asked
@@ -197,15 +191,6 @@ async def test_a_message_that_does_not_come(pair):
         assert (await second.get("/health")).status_code == 200  # only the message was given up
 
 
-async def test_a_rank_that_died(pair):
-    async with clients(applications(pair)) as (first, _):
-        waiting = asyncio.ensure_future(problem(first.post(f"{GROUP}/all_reduce", content=X)))
-        await asyncio.sleep(0.1)
-        await asyncio.to_thread(pair.meshes[1].close, "it was done")
-        status, code, document = await waiting
-        assert (status, code, document["ranks"]) == (503, "rank-failed", [1])
-
-
 class Leaver:
     """A client that sends a request, and goes away when it is told to."""
 
@@ -248,19 +233,6 @@ async def until(condition):
 
 
 class TestAClientThatGoesAway:
-    async def test_during_a_collective_the_others_are_told_who(self, trio):
-        apps = applications(trio)
-        async with clients(apps) as (first, _, third):
-            leaver = Leaver(apps[2], f"{GROUP}/all_reduce", X)
-            waiting = asyncio.ensure_future(problem(first.post(f"{GROUP}/all_reduce", content=X)))
-            await until(lambda: trio.communicators[2].info().seq == 1)
-            await leaver.leave()
-            status, code, document = await waiting
-            assert (status, code, document["ranks"]) == (410, "group-aborted", [2])
-            assert document["detail"] == "the HTTP client of rank 2 went away during all_reduce #1"
-            status, code, document = await problem(third.post(f"{GROUP}/barrier"))
-            assert (status, document["first_failure"]) == (410, document["detail"])
-
     async def test_before_its_turn_nobody_minds(self, pair):
         apps = applications(pair)
         async with clients(apps) as (first, second):
