@@ -75,10 +75,7 @@ def batch(group: Group = None, async_ops: bool = False, *, timeout: Timeout = No
 def _coalescing_manager(
     group: Group = None, device: Any = None, async_ops: bool = False
 ) -> contextlib.AbstractContextManager[Batch]:
-    """Return ``batch(group, async_ops)``; ``device`` is accepted for compatibility with torch.
-
-    Source: torch.distributed.distributed_c10d._coalescing_manager
-    """
+    """Return ``batch(group, async_ops)``; ``device`` is accepted for compatibility with torch."""
     return batch(group, async_ops)
 
 
@@ -105,8 +102,6 @@ def all_reduce_coalesced(
     Raises:
         TypeError: ``tensors`` is not a list.
         Exception: as for all_reduce.
-
-    Source: torch.distributed.all_reduce_coalesced
     """
     if communicator(group, "all_reduce_coalesced") is None:
         return None
@@ -141,8 +136,6 @@ def all_gather_coalesced(
         TypeError: an argument is not a list.
         ValueError: there is not one list of outputs a rank, or one has another length than the inputs.
         Exception: as for all_gather.
-
-    Source: torch.distributed.all_gather_coalesced
     """
     comm = communicator(group, "all_gather_coalesced")
     if comm is None:

@@ -66,8 +66,6 @@ def all_reduce(
         RankFailedError: a rank died or left; names it.
         CollectiveTimeoutError: a rank did not make the call in time; names it.
         DistBackendError: the group failed earlier; repeats the first failure.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_reduce
     """
     comm = communicator(group, "all_reduce", tensor, op)
     if comm is None:
@@ -107,8 +105,6 @@ def reduce(
     Raises:
         ValueError: the destination is missing, given twice, or not in the group.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce
     """
     comm = communicator(group, "reduce", tensor, op)
     if comm is None:
@@ -147,8 +143,6 @@ def reduce_scatter(
         ValueError: ``input_list`` is not as long as the group, or its array for this rank another size or
             another dtype than ``output``.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_scatter
     """
     comm = communicator(group, "reduce_scatter", output, op)
     if comm is None:
