@@ -91,13 +91,8 @@ def all_reduce_coalesced(
 
     Args:
         tensors: list of arrays as for all_reduce, the same on all ranks.
-        op: as for all_reduce.
-        group: as for all_reduce.
-        async_op: return immediately; the arrays must not be used before ``wait()`` of the Batch returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Batch if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce, with a Batch in the place of a Work.
 
     Raises:
         TypeError: ``tensors`` is not a list.
@@ -125,12 +120,8 @@ def all_gather_coalesced(
     Args:
         output_tensor_lists: by group rank, that rank's arrays.
         input_tensor_list: this rank's arrays.
-        group: as for all_gather.
-        async_op: return immediately; no array may be used before ``wait()`` of the Batch returns.
-        timeout: limit for each operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Batch if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce, with a Batch in the place of a Work.
 
     Raises:
         TypeError: an argument is not a list.

@@ -97,7 +97,6 @@ def reduce(
     Args:
         tensor: as for all_reduce; written on the destination only.
         dst: global rank that gets the result.
-        op: as for all_reduce.
         group_dst: the destination's rank in the group, instead of ``dst``.
 
     The other arguments, and the result, are those of all_reduce.
@@ -135,7 +134,6 @@ def reduce_scatter(
         output: array that gets the reduction of all ranks' ``input_list[this group rank]``.
         input_list: one array a rank, by group rank, with as many elements as that rank's ``output`` and its dtype;
             ranks may differ in their number of elements.
-        op: as for all_reduce.
 
     The other arguments, and the result, are those of all_reduce.
 
@@ -176,7 +174,6 @@ def reduce_scatter_single(
         output: array that gets the share, of the same size and dtype on all ranks.
         input: array with world size times the elements of ``output``: a concatenation, of shape (size * n, …), or a
             stack, of shape (size, n, …). ``output`` may be its part of it.
-        op: as for all_reduce.
 
     The other arguments, and the result, are those of all_reduce.
 

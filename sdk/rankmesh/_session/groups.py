@@ -88,10 +88,8 @@ def new_subgroups(
     Args:
         group_size: ranks in each subgroup; by default the number of ranks on this host, the same on every host.
         group: the group to split, the world by default.
-        timeout: as for new_group.
-        backend: as for new_group.
-        pg_options: as for new_group.
-        group_desc: as for new_group.
+
+    The other arguments are those of new_group.
 
     Returns:
         This rank's subgroup, and all of them (NON_GROUP_MEMBER for those of others).
@@ -121,10 +119,8 @@ def new_subgroups_by_enumeration(
 
     Args:
         ranks_per_subgroup_list: the global ranks of each.
-        timeout: as for new_group.
-        backend: as for new_group.
-        pg_options: as for new_group.
-        group_desc: as for new_group.
+
+    The other arguments are those of new_group.
 
     Returns:
         This rank's subgroup, None if it is in none; and all of them (NON_GROUP_MEMBER for those of others).
@@ -151,10 +147,8 @@ def split_group(
     Args:
         parent_pg: the group, the world by default.
         split_ranks: the ranks of each new group, numbered as in ``parent_pg``; the new ranks are in their order there.
-        timeout: default time an operation of the new group may take; the parent's if None.
-        pg_options: as for new_group; the parent's backend if None.
-        backend: as for new_group; the parent's backend if None.
-        group_desc: as for new_group; the parent's backend if None.
+
+    The other arguments are those of new_group; without ``timeout`` and ``backend`` the parent's are taken.
 
     Returns:
         The group this rank is in, None if it is in none.
