@@ -43,8 +43,6 @@ def all_to_all(
         ValueError: a list is not as long as the group, or an array has another dtype than the first.
         CollectiveMismatchError: a rank sends a peer another number of elements than that expects; raised on every rank.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_to_all
     """
     comm = communicator(group, "all_to_all", first_of(input_tensor_list))
     if comm is None:
@@ -84,8 +82,6 @@ def all_to_all_single(
             not divide evenly; or the arrays have different dtypes.
         CollectiveMismatchError: a rank sends a peer another number of elements than that expects; raised on every rank.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_to_all_single
     """
     comm = communicator(group, "all_to_all_single", input)
     if comm is None:

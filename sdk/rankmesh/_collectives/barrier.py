@@ -30,8 +30,6 @@ def barrier(
     Raises:
         TypeError: ``device_ids`` is not a list.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.barrier
     """
     comm = communicator(group, "barrier")
     if comm is None:
@@ -60,8 +58,6 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
         CollectiveTimeoutError: ranks are missing; ``ranks`` are the first, or all, of them.
         RuntimeError: a batch of collectives is open.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.monitored_barrier
     """
     comm = communicator(group, "monitored_barrier")
     if comm is None:

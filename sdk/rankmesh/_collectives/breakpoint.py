@@ -31,8 +31,6 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> 
         ValueError: init_process_group has not been called.
         RuntimeError: pdb is to start on this rank, whose standard input is /dev/null or closed.
         Exception: as for barrier.
-
-    Source: torch.distributed.breakpoint
     """
     caller = sys._getframe(1)
     place = caller.f_code.co_filename, caller.f_lineno

@@ -42,8 +42,6 @@ def broadcast(
     Raises:
         ValueError: the source is missing, given twice, or not in the group.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.broadcast
     """
     comm = communicator(group, "broadcast", tensor)
     if comm is None:
@@ -84,8 +82,6 @@ def scatter(
             or the source is not in the group.
         CollectiveMismatchError: if ``uneven``, also where a rank's array is longer or shorter than the source's.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.scatter
     """
     comm = communicator(group, "scatter", tensor)
     if comm is None:

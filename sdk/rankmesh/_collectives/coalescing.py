@@ -75,10 +75,7 @@ def batch(group: Group = None, async_ops: bool = False, *, timeout: Timeout = No
 def _coalescing_manager(
     group: Group = None, device: Any = None, async_ops: bool = False
 ) -> contextlib.AbstractContextManager[Batch]:
-    """Return ``batch(group, async_ops)``; ``device`` is accepted for compatibility with torch.
-
-    Source: torch.distributed.distributed_c10d._coalescing_manager
-    """
+    """Return ``batch(group, async_ops)``; ``device`` is accepted for compatibility with torch."""
     return batch(group, async_ops)
 
 
@@ -94,19 +91,12 @@ def all_reduce_coalesced(
 
     Args:
         tensors: list of arrays as for all_reduce, the same on all ranks.
-        op: as for all_reduce.
-        group: as for all_reduce.
-        async_op: return immediately; the arrays must not be used before ``wait()`` of the Batch returns.
-        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Batch if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce, with a Batch in the place of a Work.
 
     Raises:
         TypeError: ``tensors`` is not a list.
         Exception: as for all_reduce.
-
-    Source: torch.distributed.all_reduce_coalesced
     """
     if communicator(group, "all_reduce_coalesced") is None:
         return None
@@ -130,19 +120,13 @@ def all_gather_coalesced(
     Args:
         output_tensor_lists: by group rank, that rank's arrays.
         input_tensor_list: this rank's arrays.
-        group: as for all_gather.
-        async_op: return immediately; no array may be used before ``wait()`` of the Batch returns.
-        timeout: limit for each operation, timedelta or seconds; the group's by default.
 
-    Returns:
-        A Batch if ``async_op``, else None. Returns None and warns on ranks outside the group.
+    The other arguments, and the result, are those of all_reduce, with a Batch in the place of a Work.
 
     Raises:
         TypeError: an argument is not a list.
         ValueError: there is not one list of outputs a rank, or one has another length than the inputs.
         Exception: as for all_gather.
-
-    Source: torch.distributed.all_gather_coalesced
     """
     comm = communicator(group, "all_gather_coalesced")
     if comm is None:

@@ -39,8 +39,6 @@ def all_gather(
         ValueError: ``tensor_list`` is not as long as the group, or its array for this rank another size or
             another dtype than ``tensor``.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather
     """
     comm = communicator(group, "all_gather", tensor)
     if comm is None:
@@ -118,8 +116,6 @@ def gather(
             dtype; or the destination is not in the group.
         CollectiveMismatchError: if ``uneven``, also where a rank's array is longer or shorter than the destination's.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.gather
     """
     comm = communicator(group, "gather", tensor)
     if comm is None:

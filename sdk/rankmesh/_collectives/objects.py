@@ -57,8 +57,6 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, 
         DistBackendError: a rank could not send its object; names it.
         ProtocolError: an object contains a pickle, and this rank does not read pickles.
         CollectiveMismatchError, RankFailedError, CollectiveTimeoutError: as all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather_object
     """
     comm = communicator(group, "all_gather_object")
     if comm is None:
@@ -102,8 +100,6 @@ def broadcast_object_list(
         ValueError: the source is given twice, or is not in the group.
         CollectiveMismatchError: the lists differ in length; on every rank, naming the lengths.
         Exception: as for all_gather_object.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.broadcast_object_list
     """
     comm = communicator(group, "broadcast_object_list")
     if comm is None:
@@ -155,8 +151,6 @@ def gather_object(
         ValueError: ``object_gather_list`` is missing on the destination, is not as long as the group, or is given
             elsewhere; or the destination is given twice, or is not in the group.
         Exception: as for all_gather_object.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.gather_object
     """
     comm = communicator(group, "gather_object")
     if comm is None:
@@ -203,8 +197,6 @@ def scatter_object_list(
         ValueError: ``scatter_object_output_list`` is not a list, or empty; ``scatter_object_input_list`` is missing on
             the source or is not as long as the group; or the source is given twice, or is not in the group.
         Exception: as for all_gather_object.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.scatter_object_list
     """
     comm = communicator(group, "scatter_object_list")
     if comm is None:
@@ -290,8 +282,6 @@ def send_object_list(
         ValueError: the receiver is missing, given twice, not in the group, or this rank.
         RankFailedError: the receiver died or left; names it.
         CollectiveTimeoutError: the receiver did not make the call in time; names it.
-
-    Source: torch.distributed.send_object_list
     """
     comm = communicator(group, "send_object_list")
     if comm is None:
@@ -335,8 +325,6 @@ def recv_object_list(
         ProtocolError: an object contains a pickle, and this rank does not read pickles.
         RankFailedError: the sender died or left; names it.
         CollectiveTimeoutError: nothing was sent in time; names the expected sender.
-
-    Source: torch.distributed.recv_object_list
     """
     comm = communicator(group, "recv_object_list")
     if comm is None:

@@ -49,8 +49,6 @@ def send(
         DistBackendError: the receive has another size or dtype.
         RankFailedError: the receiver died or left; names it.
         CollectiveTimeoutError: the receiver did not make the call in time; names it.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.send
     """
     comm = require_member(group)._communicator  # a ValueError, as in torch: a message that is lost is an error
     _begin_send(comm, group, tensor, dst, tag, group_dst, timeout, async_op=False)()
@@ -67,8 +65,6 @@ def isend(
 
     Returns:
         A Work; None, with a warning, if this rank is not in the group.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.isend
     """
     comm = communicator(group, "isend")
     return None if comm is None else _begin_send(comm, group, tensor, dst, tag, group_dst, None, async_op=True)()
@@ -105,8 +101,6 @@ def recv(
             too. The send of a small message has returned before: the group ends then.
         RankFailedError: the sender died or left; names it.
         CollectiveTimeoutError: nothing was sent in time; names the expected sender.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.recv
     """
     comm = communicator(group, "recv")
     if comm is None:
@@ -126,8 +120,6 @@ def irecv(
 
     Returns:
         A Work, whose ``source_rank()`` is the sender; None, with a warning, if this rank is not in the group.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.irecv
     """
     comm = communicator(group, "irecv")
     if comm is None:
@@ -148,8 +140,6 @@ class P2POp:
 
     Raises:
         ValueError: ``op`` is neither of them; or the peer is missing, given twice, or not in the group.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.P2POp
     """
 
     def __init__(
@@ -191,8 +181,6 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         ValueError: the list is empty, or its messages are of several groups.
         TypeError: an item is not a P2POp.
         Exception: as for isend and irecv.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.batch_isend_irecv
     """
     if not isinstance(p2p_op_list, list | tuple) or not all(isinstance(one, P2POp) for one in p2p_op_list):
         raise TypeError("p2p_op_list must be a list of P2POp")

@@ -66,8 +66,6 @@ def all_reduce(
         RankFailedError: a rank died or left; names it.
         CollectiveTimeoutError: a rank did not make the call in time; names it.
         DistBackendError: the group failed earlier; repeats the first failure.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_reduce
     """
     comm = communicator(group, "all_reduce", tensor, op)
     if comm is None:
@@ -99,7 +97,6 @@ def reduce(
     Args:
         tensor: as for all_reduce; written on the destination only.
         dst: global rank that gets the result.
-        op: as for all_reduce.
         group_dst: the destination's rank in the group, instead of ``dst``.
 
     The other arguments, and the result, are those of all_reduce.
@@ -107,8 +104,6 @@ def reduce(
     Raises:
         ValueError: the destination is missing, given twice, or not in the group.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce
     """
     comm = communicator(group, "reduce", tensor, op)
     if comm is None:
@@ -139,7 +134,6 @@ def reduce_scatter(
         output: array that gets the reduction of all ranks' ``input_list[this group rank]``.
         input_list: one array a rank, by group rank, with as many elements as that rank's ``output`` and its dtype;
             ranks may differ in their number of elements.
-        op: as for all_reduce.
 
     The other arguments, and the result, are those of all_reduce.
 
@@ -147,8 +141,6 @@ def reduce_scatter(
         ValueError: ``input_list`` is not as long as the group, or its array for this rank another size or
             another dtype than ``output``.
         Exception: as for all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_scatter
     """
     comm = communicator(group, "reduce_scatter", output, op)
     if comm is None:
@@ -182,7 +174,6 @@ def reduce_scatter_single(
         output: array that gets the share, of the same size and dtype on all ranks.
         input: array with world size times the elements of ``output``: a concatenation, of shape (size * n, …), or a
             stack, of shape (size, n, …). ``output`` may be its part of it.
-        op: as for all_reduce.
 
     The other arguments, and the result, are those of all_reduce.
 

@@ -30,8 +30,6 @@ def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
     Raises:
         RuntimeError: the scheme is taken.
         TypeError: the handler is not callable.
-
-    Source: torch.distributed.register_rendezvous_handler
     """
     if not callable(handler):
         raise TypeError(f"handler must be a function that yields (store, rank, world_size), got {handler!r}")
@@ -59,8 +57,6 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -
     Raises:
         RuntimeError: there is no handler for the scheme, or it yields nothing.
         ValueError: both the URL and the arguments define rank or world size; or neither does.
-
-    Source: torch.distributed.rendezvous
     """
     split = urlsplit(url)
     known: dict[str, Handler] = {"tcp": _tcp, "file": _file, **_handlers}

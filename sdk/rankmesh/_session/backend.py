@@ -55,10 +55,7 @@ class BackendOptions(NamedTuple):
 
 
 class Backend:
-    """Names of backends, which are strings: ``Backend.GLOO == "gloo"``, ``Backend("GLOO") == "gloo"``, as in torch.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Backend
-    """
+    """Names of backends, which are strings: ``Backend.GLOO == "gloo"``, ``Backend("GLOO") == "gloo"``, as in torch."""
 
     UNDEFINED: ClassVar[str] = "undefined"
     MESH: ClassVar[str] = "mesh"
@@ -102,8 +99,6 @@ class Backend:
             RuntimeError: there is a backend of that name.
             TypeError: ``func`` is not callable.
             ValueError: ``name`` cannot be a name in a backend string, or ``devices`` leave out ``"cpu"``.
-
-        Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Backend.register_backend
         """
         lower = _lower(name)
         if not lower.isidentifier():
@@ -221,65 +216,42 @@ def is_backend_available(backend: str) -> bool:
 
     Raises:
         ValueError: the string cannot be parsed.
-
-    Source: torch.distributed.is_backend_available
     """
     return not any(map(_unavailable_reason, _by_device(_lower(backend)).values()))
 
 
 def is_gloo_available() -> bool:
-    """Return True: ``"gloo"`` means the mesh.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_gloo_available
-    """
+    """Return True: ``"gloo"`` means the mesh."""
     return True
 
 
 def is_nccl_available() -> bool:
-    """Return whether NCCL is available: CuPy is installed with it, and there is a GPU.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_nccl_available
-    """
+    """Return whether NCCL is available: CuPy is installed with it, and there is a GPU."""
     return is_backend_available("nccl")
 
 
 def is_mpi_available() -> bool:
-    """Return whether MPI is available: mpi4py is installed, and finds an MPI library.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_mpi_available
-    """
+    """Return whether MPI is available: mpi4py is installed, and finds an MPI library."""
     return is_backend_available("mpi")
 
 
 def is_ucc_available() -> bool:
-    """Return False: there is no UCC backend here.
-
-    Source: torch.distributed.is_ucc_available
-    """
+    """Return False: there is no UCC backend here."""
     return is_backend_available("ucc")
 
 
 def is_xccl_available() -> bool:
-    """Return False: there is no XCCL backend here.
-
-    Source: torch.distributed.is_xccl_available
-    """
+    """Return False: there is no XCCL backend here."""
     return is_backend_available("xccl")
 
 
 def is_available() -> bool:
-    """Return True: the package has no optional native part.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_available
-    """
+    """Return True: the package has no optional native part."""
     return True
 
 
 def is_torchelastic_launched() -> bool:
-    """Return whether torchrun started this process: TORCHELASTIC_RUN_ID is set.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_torchelastic_launched
-    """
+    """Return whether torchrun started this process: TORCHELASTIC_RUN_ID is set."""
     return Settings.from_env(os.environ).elastic_run is not None
 
 
@@ -291,8 +263,6 @@ def get_default_backend_for_device(device: Any) -> str:
 
     Raises:
         ValueError: there is none for the device.
-
-    Source: torch.distributed.get_default_backend_for_device
     """
     backends = {"cpu": "mesh", "cuda": "nccl"}
     found = backends.get(str(device).partition(":")[0])

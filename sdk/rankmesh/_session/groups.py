@@ -50,8 +50,6 @@ def new_group(
     Raises:
         ValueError: a rank is out of range or given twice; the timeout is negative; the backend is not known.
         DistBackendError: a member did not make the call in time, or failed.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.new_group
     """
     engines = None if backend is None else resolve(backend)
     return _new_group(ranks, timeout, engines, pg_options, group_desc, sort_ranks=sort_ranks)
@@ -90,10 +88,8 @@ def new_subgroups(
     Args:
         group_size: ranks in each subgroup; by default the number of ranks on this host, the same on every host.
         group: the group to split, the world by default.
-        timeout: as for new_group.
-        backend: as for new_group.
-        pg_options: as for new_group.
-        group_desc: as for new_group.
+
+    The other arguments are those of new_group.
 
     Returns:
         This rank's subgroup, and all of them (NON_GROUP_MEMBER for those of others).
@@ -101,8 +97,6 @@ def new_subgroups(
     Raises:
         ValueError: the group cannot be split into subgroups of this size; or this process is not a member.
         Exception: as for new_group.
-
-    Source: torch.distributed.new_subgroups
     """
     ranks = get_process_group_ranks(require_member(group))
     size = _ranks_on_this_host(group) if group_size is None else as_int(group_size, "group_size")
@@ -125,10 +119,8 @@ def new_subgroups_by_enumeration(
 
     Args:
         ranks_per_subgroup_list: the global ranks of each.
-        timeout: as for new_group.
-        backend: as for new_group.
-        pg_options: as for new_group.
-        group_desc: as for new_group.
+
+    The other arguments are those of new_group.
 
     Returns:
         This rank's subgroup, None if it is in none; and all of them (NON_GROUP_MEMBER for those of others).
@@ -136,8 +128,6 @@ def new_subgroups_by_enumeration(
     Raises:
         ValueError: there is no list, one is empty, or a rank is in two or out of range; no group has been made then.
         Exception: as for new_group.
-
-    Source: torch.distributed.new_subgroups_by_enumeration
     """
     split = check_split(ranks_per_subgroup_list, "ranks_per_subgroup_list", get_world_size(), "the world's ranks")
     groups = [new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in split]
@@ -157,10 +147,8 @@ def split_group(
     Args:
         parent_pg: the group, the world by default.
         split_ranks: the ranks of each new group, numbered as in ``parent_pg``; the new ranks are in their order there.
-        timeout: default time an operation of the new group may take; the parent's if None.
-        pg_options: as for new_group; the parent's backend if None.
-        backend: as for new_group; the parent's backend if None.
-        group_desc: as for new_group; the parent's backend if None.
+
+    The other arguments are those of new_group; without ``timeout`` and ``backend`` the parent's are taken.
 
     Returns:
         The group this rank is in, None if it is in none.
@@ -169,8 +157,6 @@ def split_group(
         ValueError: there is no list, one is empty, a rank is in two or out of range, or this process is not in
             ``parent_pg``.
         Exception: as for new_group.
-
-    Source: torch.distributed.split_group
     """
     member = require_member(parent_pg)
     parent = get_process_group_ranks(member)
@@ -213,8 +199,6 @@ def shrink_group(
         ValueError: it is empty, or names a rank twice or out of range; or the flags are not known.
         RuntimeError: it names this rank.
         DistBackendError: a remaining member did not make the call in time, or failed.
-
-    Source: torch.distributed.shrink_group
     """
     if not isinstance(ranks_to_exclude, list | tuple):
         raise TypeError(f"ranks_to_exclude must be a list of ranks, got {ranks_to_exclude!r}")

@@ -162,8 +162,6 @@ def destroy_process_group(group: Group = None) -> None:
 
     Operations of the group that are under way here fail with an error that names this call. Ranks that wait for this
     one, in the group or if it leaves the job in any, get an error that names it.
-
-    Source: torch.distributed.destroy_process_group
     """
     if isinstance(group, NonMember):
         return

@@ -43,8 +43,6 @@ def get_rank(group: Group = None) -> int:
 
     Raises:
         ValueError: init_process_group has not been called.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_rank
     """
     return -1 if isinstance(group, NonMember) else communicator_of(group).rank
 
@@ -54,8 +52,6 @@ def get_world_size(group: Group = None) -> int:
 
     Raises:
         ValueError: init_process_group has not been called.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_world_size
     """
     return -1 if isinstance(group, NonMember) else communicator_of(group).size
 
@@ -67,8 +63,6 @@ def get_backend(group: Group = None) -> str:
 
     Raises:
         ValueError: init_process_group has not been called, or this process is not a member.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_backend
     """
     return require_member(group)._engines.name
 
@@ -80,8 +74,6 @@ def get_backend_config(group: Group = None) -> str:
 
     Raises:
         ValueError: init_process_group has not been called, or this process is not a member.
-
-    Source: torch.distributed.get_backend_config
     """
     member = require_member(group)
     engines, selection = member._engines, member._gpu
@@ -96,8 +88,6 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 
     Raises:
         ValueError: it is not a member; or init_process_group has not been called.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_group_rank
     """
     ranks = get_process_group_ranks(group)
     if as_int(global_rank, "global_rank") not in ranks:
@@ -110,8 +100,6 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 
     Raises:
         ValueError: the group has no such rank; or init_process_group has not been called.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_global_rank
     """
     ranks = get_process_group_ranks(group)
     if not 0 <= as_int(group_rank, "group_rank") < len(ranks):
@@ -124,8 +112,6 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
 
     Raises:
         ValueError: init_process_group has not been called, or this process is not a member.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_process_group_ranks
     """
     return list(require_member(group)._communicator.global_ranks)
 
@@ -135,8 +121,6 @@ def get_pg_count() -> int:
 
     Raises:
         ValueError: init_process_group has not been called.
-
-    Source: torch.distributed.get_pg_count
     """
     return 1 + len(require_session().groups)
 
@@ -149,8 +133,6 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
     Raises:
         RuntimeError: there is no such variable and no fallback.
-
-    Source: torch.distributed.get_node_local_rank
     """
     local_rank = Settings.from_env(os.environ).local_rank
     if local_rank is not None:

@@ -38,8 +38,6 @@ class FileStore(CommandStore):
     Raises:
         TypeError: an argument is of the wrong type.
         DistStoreError: the file cannot be used, or is not a store's.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.FileStore
     """
 
     def __init__(self, file_name: str, world_size: int = -1) -> None:

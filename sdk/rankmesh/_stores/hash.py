@@ -9,10 +9,7 @@ from rankmesh_agent.store.table import Table
 
 
 class HashStore(CommandStore):
-    """A store for the threads of one process; other processes do not see its keys.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.HashStore
-    """
+    """A store for the threads of one process; other processes do not see its keys."""
 
     def __init__(self) -> None:
         super().__init__(LocalStore(Table()), DEFAULT_TIMEOUT)

@@ -23,8 +23,6 @@ class PrefixStore(Store):
 
     Raises:
         TypeError: ``prefix`` is not text, or ``store`` is not a store.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.PrefixStore
     """
 
     def __init__(self, prefix: str, store: Any) -> None:

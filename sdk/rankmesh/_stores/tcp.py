@@ -50,8 +50,6 @@ class TCPStore(CommandStore):
         DistBackendError: gevent or eventlet has made the threads of the master's process greenlets.
         DistNetworkError: no store is served there before the timeout, or it refuses the token.
         StoreTimeoutError: not all participants joined before the timeout.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.TCPStore
     """
 
     def __init__(

@@ -30,8 +30,6 @@ def monitored_barrier(group: Any = None, timeout: Timeout = None, wait_all_ranks
         CollectiveTimeoutError: ranks are missing; raised at every rank that called it.
         TypeError: the group has another backend.
         As rankmesh.monitored_barrier.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.monitored_barrier
     """
     found = _rankmesh_group(group)
     if found is not None:
@@ -59,8 +57,6 @@ def split_group(
     Raises:
         ValueError: ``split_ranks`` is empty or has an empty list, a rank twice or one out of range; or this process is
             not in ``parent_pg``.
-
-    Source: torch.distributed.split_group
     """
     parent = _rankmesh_group(parent_pg)
     if parent is None:
