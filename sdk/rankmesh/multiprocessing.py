@@ -297,9 +297,9 @@ class ProcessContext:
         """
         if not failed:
             return None
-        times = {index: error.at for index, error in self._failures.errors().items()}
-        killed = [index for index in failed if index not in times]
-        return killed[0] if killed else min(times, key=lambda index: times[index])
+        errors = self._failures.errors()
+        killed = [index for index in failed if index not in errors]
+        return killed[0] if killed else next(iter(errors))
 
     def _error(self, index: int) -> ProcessException:
         """Return the error of a failed process; all have ended."""

@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -52,12 +51,12 @@ def run(
     except SystemExit as error:
         if code := exit_status(error):
             sys.last_value = error
-            ChildError(index, time.monotonic(), code, "").write(environment[VARIABLE])
+            ChildError(index, code, "").write(environment[VARIABLE])
         raise
     except BaseException as error:
         sys.last_value = error  # as Python does with an uncaught exception: the exit handler reports it to other ranks
         if not isinstance(error, KeyboardInterrupt):
-            ChildError(index, time.monotonic(), 1, _traceback(error)).write(environment[VARIABLE])
+            ChildError(index, 1, _traceback(error)).write(environment[VARIABLE])
             sys.exit(1)
 
 

@@ -41,13 +41,11 @@ class ChildError(NamedTuple):
 
     Attributes:
         process: the process's index.
-        at: time of the failure, on the monotonic clock.
         code: exit code.
         trace: traceback of the exception; empty for ``sys.exit``.
     """
 
     process: int
-    at: float
     code: int
     trace: str
 
@@ -73,7 +71,7 @@ class FailureFile:
         return [FailureReport(*fields) for fields in self._records("rank")]
 
     def errors(self) -> dict[int, ChildError]:
-        """Return the errors of processes so far, by index."""
+        """Return the errors of processes so far, by index, the earliest first."""
         return {fields[0]: ChildError(*fields) for fields in self._records("child")}
 
     def close(self) -> None:
