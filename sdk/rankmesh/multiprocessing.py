@@ -10,6 +10,9 @@ standard library's module is here under its own name, and besides it
 
 from __future__ import annotations
 
+import rankmesh_agent.config.linux  # noqa: F401  # checks the platform, first: a module of the standard library cannot
+
+# isort: split
 import contextlib
 import functools
 import multiprocessing
@@ -24,7 +27,6 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh._launcher.child import importable, run
 from rankmesh._launcher.failure import root_cause
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile

@@ -42,3 +42,8 @@ def replaces_gloo(environ: Mapping[str, str]) -> bool:
 def shares_gpus(environ: Mapping[str, str]) -> bool:
     """Return whether NCCL may have several ranks on one GPU: NCCL_MULTI_RANK_GPU_ENABLE=1."""
     return environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def forbids_colour(environ: Mapping[str, str]) -> bool:
+    """Return whether output is to have no colours: NO_COLOR has a value, see no-color.org."""
+    return bool(environ.get("NO_COLOR"))

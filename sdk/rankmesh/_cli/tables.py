@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rankmesh._cli.exit_codes import write
+from rankmesh_agent.config.env import forbids_colour
 from rankmesh_agent.wire.printable import printable
 
 _GAP = "  "
@@ -89,4 +90,4 @@ def _coloured(text: str, colour: str) -> str:
 
 def show(tables: Sequence[Table]) -> None:
     """Write tables to standard output, coloured on a terminal."""
-    write(lines(tables, coloured=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
+    write(lines(tables, coloured=sys.stdout.isatty() and not forbids_colour(os.environ)))
