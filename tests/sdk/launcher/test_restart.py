@@ -265,7 +265,7 @@ def test_a_node_that_is_lost_and_stays_away(launchers: Launchers) -> None:
     lost.kill()
     lost.communicate()
     launchers.started.remove(lost)
-    stdout, stderr = first.communicate(timeout=60)
+    stdout, stderr = first.communicate(timeout=180)
     assert first.returncode == 1
     assert stdout.count("sum") == 1
     missing = f"1 of 2 node(s) are there: node 0 ({os.uname().nodename}); missing: node 1"
