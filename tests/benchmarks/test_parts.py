@@ -56,7 +56,7 @@ def on_the_double(gpus: str, *arguments: str) -> subprocess.CompletedProcess[str
     command = [sys.executable, "-m", "benchmarks", "--only", "gpu", *arguments]
     environment = {**os.environ, **variables}
     return subprocess.run(
-        command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 

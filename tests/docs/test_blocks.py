@@ -29,7 +29,7 @@ RUN = (
 PORTS = ("29500", "8700", "8701", "8702")
 """Ports on these pages, in whose place free ones are taken."""
 CODE = {"bash", "console", "python", "sh"}
-SECONDS = 120.0
+SECONDS = 360.0
 _BLOCK = re.compile(r"(?:^<!-- (?P<mark>.*?) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

@@ -53,7 +53,7 @@ def test_the_script_goes_on_with_others_in_their_place(ranks: Ranks) -> None:
     place = {"RANKMESH_GATEWAY": f"http://127.0.0.1:{port}", **own}
     first = [ranks.command(str(path), name="rank", RANK=str(rank), WORLD_SIZE="4", **place) for rank in range(4)]
     new = [ranks.command(str(path), name="new", RANKMESH_JOIN="1", **place) for _ in deaths]
-    ranks.wait([*first, *new], seconds=60)
+    ranks.wait([*first, *new])
     assert sorted(rank.code for rank in first) == [-9] * len(deaths) + [0] * (4 - len(deaths)), ranks.transcript()
     assert [rank.code for rank in new] == [0] * len(deaths), ranks.transcript()
     assert all(DONE in rank.stdout for rank in [*first, *new] if rank.code == 0), ranks.transcript()

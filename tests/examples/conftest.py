@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-DEADLINE = 120.0
+DEADLINE = 360.0
 FOREIGN = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_", "PYTHONUNBUFFERED")
 """Variables that a launcher sets, or that make the lines of several processes mix."""
 

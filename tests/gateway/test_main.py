@@ -53,7 +53,7 @@ def test_a_process(ask, eventually, tmp_path, number):
             waiting.start()
             eventually(lambda: client.get("/health").json()["ranks"] == 1)
         process.send_signal(number)
-        output, log = process.communicate(timeout=30)
+        output, log = process.communicate(timeout=180)
         assert (output, process.returncode) == ("", 0)
         assert re.search(r"INFO job '\w+': rank 0 .* has joined: 1 of \d ranks", log), log
         assert not re.search("ERROR|Traceback", log), log

@@ -13,7 +13,7 @@ from support.processes import free_port
 
 pytestmark = pytest.mark.processes
 
-SECONDS = 60.0
+SECONDS = 180.0
 """Limit of a command; the ranks' own limit is half an hour."""
 REASON = "ImportError: no wheel"
 JOIN = "import rankmesh as dist; dist.init_process_group({})"

@@ -92,7 +92,7 @@ def test_the_installed_command_runs_a_script(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=180,
     )
     assert done.stdout == "[rank 0] 0 -- --nproc-per-node=2\n"
     assert done.returncode == 4

@@ -20,7 +20,7 @@ from support.processes import Ranks, wait_until
 
 Result = TypeVar("Result")
 COMMAND = [sys.executable, "-c", "from rankmesh.cli import main; main()"]
-SECONDS = 120.0
+SECONDS = 180.0
 OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR")
 SCRIPT = """
 import sys, time

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from support.processes import free_port, wait_until
 
-SECONDS = 120.0
+SECONDS = 180.0
 TESTS = Path(__file__).parents[1]
 OURS = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "GROUP_", "ROLE_")
 SCRIPT = """

@@ -61,7 +61,7 @@ class Ranks:
             members[rank], members, EPOCH, self.listeners[rank], lambda _: self.transport, gateway or NoGateway()
         )
         self._connectors.append(made)
-        made.connect(self.engines[rank], [], Deadline(10))
+        made.connect(self.engines[rank], [], Deadline(60))
         return made
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ def check_each_reaches_each(engines: Sequence[ProgressEngine]) -> None:
         assert sorted(engine.connected()) == [peer for peer in range(len(engines)) if peer != rank]
         engine.say_goodbye(Goodbye(f"I am {rank}"))
     for rank, engine in enumerate(engines):
-        assert engine.wait(lambda lost=engine.lost_peers: len(lost) == len(engines) - 1, Deadline(10))
+        assert engine.wait(lambda lost=engine.lost_peers: len(lost) == len(engines) - 1, Deadline(60))
         assert {peer: f"I am {peer}" for peer in range(len(engines)) if peer != rank} == {
             peer: end.reason for peer, end in engine.lost_peers.items()
         }
@@ -320,7 +320,7 @@ def test_ranks_that_dial_each_other_at_once_agree_on_one_connection(name: str, m
             begun.wait()
             with engine.lock:
                 engine.connect(range(size))
-            assert engine.wait(lambda: len(engine.connected()) == size - 1, Deadline(20))
+            assert engine.wait(lambda: len(engine.connected()) == size - 1, Deadline(60))
 
         in_threads(size, dial_all)
         assert set(added.values()) == {1}

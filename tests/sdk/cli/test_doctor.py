@@ -101,7 +101,7 @@ def test_a_pair_of_hosts_that_is_cut_is_named(hosts: list[Host], ranks: Ranks, t
 
     def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["ip", "netns", "exec", hosts[0].namespace, *COMMAND, "doctor", "--mib", "0", *arguments]
-        return subprocess.run(command, env=environment(**common), capture_output=True, text=True, timeout=90)
+        return subprocess.run(command, env=environment(**common), capture_output=True, text=True, timeout=180)
 
     try:
         start(hosts[0], "-m", "rankmesh_gateway", "--host", hosts[0].address)

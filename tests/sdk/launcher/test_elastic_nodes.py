@@ -185,7 +185,7 @@ def test_a_lost_node_without_restarts_ends_the_job(nodes: Nodes) -> None:
 def test_nodes_that_are_missing(nodes: Nodes) -> None:
     nodes.options("--nnodes=2:3", "--nproc-per-node=1", "--last-call=1")
     node = nodes.impatient()
-    stdout, stderr = node.communicate(timeout=60)
+    stdout, stderr = node.communicate(timeout=180)
     assert (node.returncode, stdout) == (2, "")
     there = f"1 of at least 2 node(s) are there: {os.uname().nodename}"
     assert f"waits for the nodes of job '127.0.0.1-{nodes.port}' at http://127.0.0.1:{nodes.port}: {there} (" in stderr
@@ -195,7 +195,7 @@ def test_nodes_that_are_missing(nodes: Nodes) -> None:
 def test_a_gateway_that_is_missing(nodes: Nodes) -> None:
     nodes.options("--nnodes=1:2", "--last-call=0", f"--gateway=127.0.0.1:{free_port()}", "--rdzv-id=mine", port=False)
     node = nodes.impatient()
-    _, stderr = node.communicate(timeout=60)
+    _, stderr = node.communicate(timeout=180)
     assert node.returncode == 2
     assert "[rankmesh] waits for the gateway of job 'mine' at http://127.0.0.1:" in stderr
 
@@ -204,7 +204,7 @@ def test_nodes_with_different_options(nodes: Nodes) -> None:
     nodes.options("--nnodes=1:2", "--nproc-per-node=1", "--last-call=60")
     first = nodes.first("")
     second = nodes.node("", "--nnodes=1:3")
-    _, stderr = second.communicate(timeout=60)
+    _, stderr = second.communicate(timeout=180)
     assert second.returncode == 2
     assert "the launchers of job" in stderr
     assert "start all with the same options" in stderr
@@ -233,4 +233,4 @@ def test_with_a_gateway_elsewhere_any_node_may_be_lost(nodes: Nodes) -> None:
         for path in nodes.wait_for("size-1-1", 1):
             path.unlink()
     gateway.terminate()
-    assert gateway.wait(30) == 0
+    assert gateway.wait(180) == 0

@@ -15,7 +15,7 @@ from support.processes import wait_until
 
 pytestmark = pytest.mark.processes
 
-SECONDS = 60.0
+SECONDS = 180.0
 EXEC = "import os, signal, sys\n{}\nos.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 HERITAGE = {
     "no stdin": "os.close(0)",

@@ -20,7 +20,7 @@ from support.processes import wait_until
 
 pytestmark = pytest.mark.processes
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 OURS = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "GROUP_", "ROLE_")
 
 

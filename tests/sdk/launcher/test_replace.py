@@ -152,6 +152,6 @@ dist.destroy_process_group()
 )
 def test_arguments(launchers: Launchers, arguments: list[str], text: str) -> None:
     launcher = launchers.start("", *arguments)
-    _, stderr = launcher.communicate(timeout=60)
+    _, stderr = launcher.communicate(timeout=180)
     assert launcher.returncode == 2
     assert text in stderr
