@@ -79,7 +79,7 @@ async def end_session(services: ServicesDep, request: Request, response: Respons
 def _cookie(request: Request) -> dict[str, Any]:
     name = cookie_name(request.headers.get("host", "").encode())
     secure = request.url.scheme == "https"
-    return {"key": name, "path": "/v1", "secure": secure, "httponly": True, "samesite": "strict"}
+    return {"key": name, "path": "/", "secure": secure, "httponly": True, "samesite": "strict"}
 
 
 def _response(name: str, request: Request) -> Response:
