@@ -8,7 +8,7 @@ from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.diagnosis.problems import find_problems
 from rankmesh_gateway.diagnosis.service import DiagnosisService
-from rankmesh_gateway.schemas import GatewayInfo, Overview
+from rankmesh_gateway.schemas import GatewayInfo, Overview, Problem
 from rankmesh_gateway.state.history import total_rates
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
@@ -37,12 +37,12 @@ class SnapshotCache:
         self._cached: dict[str | None, tuple[float, bytes]] = {}
         """By job, None for all, when the snapshot was created, and the snapshot."""
 
-    def build(self, job: str | None = None) -> Overview:
-        """Return a snapshot of one job or of all."""
+    def build(self, job: str | None = None, findings: list[Problem] | None = None) -> Overview:
+        """Return a snapshot of one job or of all, with these findings on it, or with those of the last seconds."""
         registry = self._registry
         ranks, agents, groups = registry.ranks(job), registry.agents.entries(job), registry.groups(job)
-        findings = [each for each in self._diagnosis.known() if job in (None, each.job)]
-        return Overview(
+        known = [each for each in self._diagnosis.known() if job in (None, each.job)]
+        overview = Overview(
             time.time(),
             GatewayInfo(registry.id, __version__, registry.uptime),
             ranks,
@@ -51,10 +51,11 @@ class SnapshotCache:
             registry.in_flight(job),
             total_rates(groups),
             self._stores.contents(job),
-            findings,
+            known if findings is None else findings,
             registry.jobs(job),
-            find_problems(registry, findings, job),
         )
+        overview.problems = find_problems(overview)
+        return overview
 
     def cached_json(self, job: str | None = None) -> bytes:
         """Return a recent snapshot as JSON, and have the findings refreshed for a later one."""

@@ -105,7 +105,7 @@ def test_a_job_of_the_launcher(ranks, visit):
     assert (world.locator("li").count(), pair.locator("li").count()) == (4, 2)
     page.until(lambda: not page.text("#operations-chart .figure").startswith("0/"), "operations to be counted")
     page.until(lambda: not page.text("#bytes-chart .figure").startswith("0 B"), "bytes to be counted")
-    page.wait_for_text("#log", "the world of job 'work-")
+    page.wait_for_text("#log", "is complete: 4 ranks")
 
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     agent = httpx.get(f"{url}/v1/ranks", headers=bearer, timeout=DEADLINE).json()[1]["member"]["http"]

@@ -112,7 +112,7 @@ SPANNING = {("POST", "/v1/agents"), ("POST", "/v1/agents/leave")}
 """Endpoints of the gateway that are not for one job."""
 
 
-OF_NO_JOB = {("POST", "/v1/dashboard/codes"), ("POST", "/v1/dashboard/sessions")}
+OF_NO_JOB = {("POST", "/v1/dashboard/codes"), *((each, "/v1/dashboard/sessions") for each in ("POST", "DELETE"))}
 """Endpoints of the gateway without a job's data: a session of the dashboard has the job of the credential."""
 
 

@@ -131,13 +131,14 @@ export class Feed {
   /** Returns the reason for which the gateway rejects the stream, which an EventSource does not tell. */
   async #rejection(reason) {
     const cut = new AbortController();
-    const signal = AbortSignal.any([cut.signal, this.cut.signal, AbortSignal.timeout(FIRST_ANSWER_MS)]);
+    const limit = setTimeout(() => cut.abort(), FIRST_ANSWER_MS);
     try {
-      await ask(this.path, { signal });
+      await ask(this.path, { signal: cut.signal });
       return new Error(reason);
     } catch (error) {
       return error;
     } finally {
+      clearTimeout(limit);
       cut.abort();
     }
   }

@@ -2,49 +2,44 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from rankmesh_agent.wire.schemas import RankGroupInfo
+from rankmesh_agent.wire.schemas import AgentEntry, RankGroupInfo
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.stalls import find_failures
 from rankmesh_gateway.humanize import ranks, seconds
-from rankmesh_gateway.schemas import GroupInFlight, Problem
-from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.schemas import GroupInFlight, Overview, Problem, Severity
 
 _WAITING_SHARE = 0.2
 """Share of their time that ranks spend in the operations of a group if they wait for another one."""
 _CHECK_PROCESS = "see on {} whether process {} runs"
 
 
-def find_problems(registry: Registry, findings: Sequence[Problem], job: str | None = None) -> list[Problem]:
-    """Return the problems of one job or of all: failures, findings, then others; of each job, its newest epoch's.
+def find_problems(overview: Overview) -> list[Problem]:
+    """Return the problems in an overview: failures, findings, then others; of each job, its newest epoch's.
 
-    Args:
-        registry: the registry.
-        findings: those of a diagnosis. Their failures are left out, as the registry's may be newer.
-        job: the job; None for all.
+    The failures among the findings are left out, as the overview's ranks may be newer.
     """
-    reports = newest_ranks(registry.ranks(job))
+    reports = newest_ranks(overview.ranks)
     failures = [each for _, of_job in groupby(reports, lambda each: each.job) for each in find_failures(list(of_job))]
-    since = {each.job: time.time() - each.since for each in registry.jobs(job) if each.state == "forming"}
+    since = {each.job: overview.time - each.since for each in overview.jobs if each.state == "forming"}
     found = failures + [
         replace(each, seconds=since.get(each.job, 0.0)) if each.kind == "joining" else each
-        for each in findings
+        for each in overview.findings
         if each.kind != "failed"
     ]
     failed, stuck = {each.job for each in failures}, {each.job for each in found}
     named = {(each.job, rank) for each in found for rank in each.ranks}
     newest = {(each.job, each.epoch) for each in reports}
-    groups = [each for each in registry.groups(job) if (each.job, each.epoch) in newest and each.job not in failed]
+    groups = [each for each in overview.groups if (each.job, each.epoch) in newest and each.job not in failed]
     return [
         *found,
         *(_suspect(each) for each in reports if each.state == "suspect" and (each.job, each.rank) not in named),
-        *_agents(registry, job),
+        *(_agent(each) for each in overview.agents if each.state in ("suspect", "failed")),
         *(_failed_group(each) for each in groups if each.failure),
-        *(_held_up(each, reports) for each in registry.in_flight(job) if each.held_up and each.job not in stuck),
+        *(_held_up(each, reports) for each in overview.inflight if each.held_up and each.job not in stuck),
         *(note for each in groups if not each.failure and each.job not in stuck for note in _busy(each)),
     ]
 
@@ -55,21 +50,13 @@ def _suspect(report: RankReport) -> Problem:
     return Problem("suspect", report.job, [report.rank], text, _CHECK_PROCESS.format(report.host, report.pid), silence)
 
 
-def _agents(registry: Registry, job: str | None) -> Iterator[Problem]:
-    for each in registry.agents.entries(job):
-        if each.state in ("suspect", "failed"):
-            agent, silence = each.agent, each.heartbeat_age
-            what = "has failed" if each.state == "failed" else "is suspect"
-            yield Problem(
-                "agent",
-                "",
-                [],
-                f"agent {agent.name} on {agent.host} {what}: no heartbeat for {seconds(silence)}",
-                _CHECK_PROCESS.format(agent.host, agent.pid),
-                silence,
-                name=agent.name,
-                severity="failed" if each.state == "failed" else "warning",
-            )
+def _agent(entry: AgentEntry) -> Problem:
+    agent, silence, has_failed = entry.agent, entry.heartbeat_age, entry.state == "failed"
+    what = "has failed" if has_failed else "is suspect"
+    text = f"agent {agent.name} on {agent.host} {what}: no heartbeat for {seconds(silence)}"
+    remedy = _CHECK_PROCESS.format(agent.host, agent.pid)
+    severity: Severity = "failed" if has_failed else "warning"
+    return Problem("agent", "", [], text, remedy, silence, name=agent.name, severity=severity)
 
 
 def _failed_group(group: RankGroupInfo) -> Problem:

@@ -11,7 +11,6 @@ from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.snapshot import RankSnapshot
 from rankmesh_gateway.diagnosis.frames import location_of
-from rankmesh_gateway.diagnosis.problems import find_problems
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import add_snapshots
 from rankmesh_gateway.diagnosis.stalls import find_stalls
@@ -78,7 +77,7 @@ class DiagnosisService:
         found = await asyncio.shield(self.refresh_soon())
         findings = [each for each in found.findings if job in (None, each.job)]
         ranks = [each for each in found.ranks if job in (None, each.job)]
-        return Diagnosis(not findings, found.time, findings, ranks, find_problems(self._registry, findings, job))
+        return Diagnosis(not findings, found.time, findings, ranks)
 
     async def details(self, rank: int, job: str | None = None) -> RankDetails:
         """Return what the agent of a rank describes.

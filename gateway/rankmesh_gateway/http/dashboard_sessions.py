@@ -59,12 +59,10 @@ class _Tokens:
         self._ends[_digest(token.encode())] = self._clock() + self._lifetime, grant
         return token
 
-    def __contains__(self, token: bytes) -> bool:
-        return _digest(token) in self._ends and self._ends[_digest(token)][0] > self._clock()
-
-    def grant_of(self, token: bytes) -> Grant:
-        """Return the rights of the credential for which a token was made."""
-        return self._ends[_digest(token)][1]
+    def find(self, token: bytes) -> Grant | None:
+        """Return the rights of the credential for which a token was made; None if it is unknown or has expired."""
+        end, grant = self._ends.get(_digest(token), (0.0, None))
+        return grant if self._clock() < end else None
 
     def remove(self, token: bytes) -> None:
         """Remove a token."""
@@ -102,9 +100,9 @@ class DashboardSessions:
             AuthenticationError: the code is unknown, has been used or has expired.
         """
         code = authorization.encode().removeprefix(_BEARER)
-        if code not in self._codes:
+        grant = self._codes.find(code)
+        if grant is None:
             raise AuthenticationError("the link has been used or has expired: 'rankmesh dashboard' prints another")
-        grant = self._codes.grant_of(code)
         self._codes.remove(code)
         return self._sessions.create(grant)
 
@@ -126,10 +124,9 @@ class DashboardSessions:
             return authorization
         is_exchange = (scope["method"], scope["path"]) == ("POST", EXCHANGE_PATH)
         tokens = self._codes if is_exchange else self._sessions
-        token = authorization.removeprefix(_BEARER)
-        if token not in tokens or scope["path"] == CODES_PATH:
+        grant = tokens.find(authorization.removeprefix(_BEARER))
+        if grant is None or scope["path"] == CODES_PATH:
             return b""
-        grant = tokens.grant_of(token)
         sees_stacks = grant.role is Role.RUN and scope["method"] == "GET" and _STACKS.fullmatch(scope["path"])
         role = Role.RUN if sees_stacks else Role.READ
         if grant.job is None:

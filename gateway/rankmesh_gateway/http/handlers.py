@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
@@ -228,7 +228,8 @@ async def diagnosis(services: Services, query: DiagnosisQuery) -> Diagnosis:
     findings. Without `patience`, it is a second, and a diagnosis serves all clients for two seconds, or 20 ms for each
     rank if that is longer.
     """
-    return await services.diagnosis.diagnose(query.job, query.patience)
+    found = await services.diagnosis.diagnose(query.job, query.patience)
+    return replace(found, problems=services.snapshots.build(query.job, found.findings).problems)
 
 
 async def rank_snapshots(services: Services, query: SnapshotsQuery) -> list[RankDetails]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, cast, get_args
 
 from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS, Member
@@ -24,6 +24,9 @@ class SavedRank:
     exited: bool
     failed_ranks: list[int] = field(default_factory=list)
     interval: float = HEARTBEAT_SECONDS
+
+
+_KEPT = tuple(each.name for each in fields(SavedRank))
 
 
 @dataclass
@@ -52,18 +55,10 @@ def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
         epoch: the epoch.
         unix_time: returns seconds since 1970 for a time of the registry's clock.
     """
-    ranks = [
-        SavedRank(
-            record.member,
-            unix_time(record.last_seen),
-            record.ended or "",
-            record.reason,
-            record.exited,
-            list(record.failed_ranks),
-            record.interval,
-        )
-        for _, record in sorted(epoch.records.items())
-    ]
+    ranks = []
+    for _, record in sorted(epoch.records.items()):
+        kept = {name: getattr(record, name) for name in _KEPT}
+        ranks.append(SavedRank(**{**kept, "last_seen": unix_time(record.last_seen), "ended": record.ended or ""}))
     since = unix_time(epoch.since if epoch.since is not None else 0.0)
     failed = [group for group, has_failure in epoch.logged_groups.items() if has_failure]
     return SavedEpoch(epoch.job, epoch.number, epoch.size, since, ranks, list(epoch.logged_groups), failed, epoch.store)
@@ -80,18 +75,9 @@ def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float)
     epoch = Epoch(saved.job, saved.number, saved.size, since=clock_time(saved.since), store=saved.store)
     for each in saved.ranks:
         ended = cast(Ended, each.ended) if each.ended in get_args(Ended) else None
-        record = RankRecord(
-            each.member,
-            clock_time(each.last_seen) if ended else now,
-            joining=False,
-            ended=ended,
-            reason=each.reason,
-            exited=each.exited,
-            failed_ranks=each.failed_ranks,
-            interval=each.interval,
-            told_interval=each.interval,
-            logged_state=ended or "alive",
-        )
+        last_seen = clock_time(each.last_seen) if ended else now
+        record = RankRecord(**{**vars(each), "last_seen": last_seen, "ended": ended}, joining=False)
+        record.told_interval, record.logged_state = each.interval, ended or "alive"
         epoch.add(record)
     epoch.logged_groups = {group: group in saved.failed_groups for group in saved.groups}
     return epoch

@@ -18,6 +18,7 @@ from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import FlightRecord
 from rankmesh_agent.wire.snapshot import DUMP_FORMAT, RankDump
+from rankmesh_gateway import humanize
 from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP, RankReport
 
 _MAX_BYTES = 1 << 28
@@ -165,7 +166,7 @@ def _load(path: Path) -> DumpFile:
     try:
         status = path.stat()
         if status.st_size > _MAX_BYTES:
-            raise refusal(f"it has more than {_MAX_BYTES >> 20} MiB")
+            raise refusal(f"it has more than {humanize.size(_MAX_BYTES)}")
         content = path.read_bytes()
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}") from error

@@ -99,44 +99,32 @@ def _reports(
 ) -> Iterator[None]:
     """Log in this process, in a thread, what the agent that joins for it waits for: its own log is elsewhere."""
     ended = threading.Event()
-    thread = threading.Thread(
-        target=_report_until,
-        args=(ended, gateway, rendezvous, offer, settings, deadline),
-        name="rankmesh-join",
-        daemon=True,
-    )
+    job, size = settings.job, None if rendezvous.awaits_growth else rendezvous.world_size
+    path = "waiting" if rendezvous.awaits_growth else f"ranks?{urlencode({'job': job})}"
+
+    def report() -> None:
+        reports = MissingRanks(settings, size, deadline)
+        with gateway.sibling() as client:
+            while not ended.wait(reports.seconds_to_next()):
+                client.locate()
+                try:
+                    found = client.read(list[RankEntry], path)
+                except (UnavailableError, DistError):
+                    found = []  # the agent finds out and its error says why
+                members = [each.member for each in found if each.job == job and each.state == "joining"]
+                mine = next((each for each in members if (each.host_id, each.pid) == (offer.host_id, offer.pid)), None)
+                if mine is not None:
+                    reports.ranks_missing(client.url, mine, JoinReply(False, job, 0, size or 0, members, []))
+                else:
+                    reports.skip()
+
+    thread = threading.Thread(target=report, name="rankmesh-join", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
-
-
-def _report_until(
-    ended: threading.Event,
-    gateway: GatewayClient,
-    rendezvous: Rendezvous,
-    offer: AgentHeartbeat,
-    settings: Settings,
-    deadline: Deadline,
-) -> None:
-    job, size = settings.job, None if rendezvous.awaits_growth else rendezvous.world_size
-    reports = MissingRanks(settings, size, deadline)
-    with gateway.sibling() as client:
-        while not ended.wait(reports.seconds_to_next()):
-            client.locate()
-            path = "waiting" if rendezvous.awaits_growth else f"ranks?{urlencode({'job': job})}"
-            try:
-                found = client.read(list[RankEntry], path)
-            except (UnavailableError, DistError):
-                found = []  # the agent finds out and its error says why
-            members = [each.member for each in found if each.job == job and each.state == "joining"]
-            mine = next((each for each in members if (each.host_id, each.pid) == (offer.host_id, offer.pid)), None)
-            if mine is not None:
-                reports.ranks_missing(client.url, mine, JoinReply(False, job, 0, size or 0, members, []))
-            else:
-                reports.skip()
 
 
 def _offered(

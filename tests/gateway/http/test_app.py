@@ -74,7 +74,7 @@ async def test_the_openapi_document(direct):
         ("/v1/events", "get"),
         ("/v1/overview", "get"),
         ("/v1/dashboard/codes", "post"),
-        ("/v1/dashboard/sessions", "post"),
+        ("/v1/dashboard/sessions", "delete", "post"),
         ("/v1/agents", "get", "post"),
         ("/v1/agents/leave", "post"),
         ("/v1/leases", "post"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from typing import get_args
 
 import pytest
 
+from rankmesh_gateway import dashboard
 from rankmesh_gateway.state import event_log as events_module
-from rankmesh_gateway.state.event_log import KEPT_EVENTS, EventLog, TooManyListenersError
+from rankmesh_gateway.state.event_log import KEPT_EVENTS, EventKind, EventLog, TooManyListenersError
 
 
 @pytest.fixture
@@ -76,3 +79,9 @@ def test_listeners_are_told_and_are_only_so_many(log, monkeypatch):
             pass
     log.append("rank-left", "")
     assert woken == ["a", "b"]
+
+
+def test_the_dashboard_knows_all_kinds():
+    script = dashboard.file("marks.js").body.decode()
+    table = script.partition("EVENTS = {")[2].partition("};")[0]
+    assert {*re.findall(r'"([a-z-]+)":', table)} == {*get_args(EventKind)}

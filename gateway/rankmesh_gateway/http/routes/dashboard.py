@@ -9,6 +9,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
 
 from rankmesh_agent.http.application import Responses
+from rankmesh_agent.wire.schemas import Done
 from rankmesh_gateway import dashboard
 from rankmesh_gateway.http.dashboard_sessions import (
     CODE_SECONDS,
@@ -69,17 +70,18 @@ async def create_session(services: ServicesDep, request: Request, response: Resp
     return DashboardSession(token, SESSION_SECONDS)
 
 
-@router.delete(EXCHANGE_PATH, status_code=HTTPStatus.NO_CONTENT, dependencies=[BEARER], responses=problems(401))
-async def end_session(services: ServicesDep, request: Request, response: Response) -> None:
+@router.delete(EXCHANGE_PATH, dependencies=[BEARER], responses=problems(401))
+async def end_session(services: ServicesDep, request: Request, response: Response) -> Done:
     """End the session of the cookie."""
     services.sessions.end(cookie_of(request.scope))
     response.delete_cookie(**_cookie(request))
+    return Done()
 
 
 def _cookie(request: Request) -> dict[str, Any]:
     name = cookie_name(request.headers.get("host", "").encode())
     secure = request.url.scheme == "https"
-    return {"key": name, "path": "/v1", "secure": secure, "httponly": True, "samesite": "strict"}
+    return {"key": name, "path": "/", "secure": secure, "httponly": True, "samesite": "strict"}
 
 
 def _response(name: str, request: Request) -> Response:
