@@ -49,29 +49,24 @@ class LeaderLink(Link):
         self._leaders = leaders
 
     def arrive(self) -> None:
-        """See Link."""
         for distance in distances(self.size):
             self.step((self.rank + distance) % self.size, b"", (self.rank - distance) % self.size)
 
     def step(self, to: int | None, payload: memoryview | bytes, source: int | None) -> memoryview | bytes:
-        """See Link."""
         return self._link.step(
             None if to is None else self._leaders[to], payload, None if source is None else self._leaders[source]
         )
 
     def start(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> Exchange:
-        """See Link."""
         return self._link.start(
             [(self._leaders[host], view) for host, view in sends],
             [(self._leaders[host], view) for host, view in receives],
         )
 
     def finish(self, exchange: Exchange) -> None:
-        """See Link."""
         self._link.finish(exchange)
 
     def scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """See Link."""
         return self._link.scratch(nbytes)
 
 
@@ -87,7 +82,6 @@ class HierarchicalLink:
         layout: group ranks on each host.
 
     Attributes:
-        link, local, layout: as above.
         rank, size: see Link.
         host: number of this rank's host.
         local_ranks: group ranks on this host.
