@@ -19,7 +19,6 @@ from rankmesh_agent.wire.errors import (
     DistError,
     GroupAbortedError,
     RankFailedError,
-    from_code,
     from_frame,
     to_frame,
     without_traceback,
@@ -245,7 +244,7 @@ class LocalGroupState(GroupState):
             if own:
                 details.setdefault("ranks", [self.global_rank(rank)])
             text = f"{self._describe(rank)} gave up: {failure.message}"
-            sent = from_code(GroupAbortedError.code, text, **details)
+            sent = GroupAbortedError(text, **details)
         with interrupts_deferred():
             with self.engine.lock:
                 self._end(failure, sent)
