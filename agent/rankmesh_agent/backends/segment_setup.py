@@ -54,7 +54,7 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
     Args:
         link: messages among the members; a call has begun on it.
         layout: the members on each host.
-        options: see SegmentOptions.
+        options: how this member shares memory.
 
     Returns:
         This host's segment, of this rank alone where the host has no other member; None if a host cannot have one, or
@@ -102,19 +102,7 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
 def _share(
     link: MessageLink, here: tuple[int, ...], mapping: Mapping | None, why: str, size: int, directory: str
 ) -> tuple[Mapping | None, str]:
-    """Pass the file of this host's first member to the other members there.
-
-    Args:
-        link: messages among the members.
-        here: the members on this host.
-        mapping: the first member's mapping.
-        why: why this member shares no memory, '' if it does.
-        size: size of the file in bytes.
-        directory: directory of the file.
-
-    Returns:
-        This member's mapping, and why it has none.
-    """
+    """Pass the file of this host's first member to the others; return this member's mapping, and why it has none."""
     offer = bytearray(_OFFER.size)
     if link.rank == here[0]:
         _OFFER.pack_into(offer, 0, b"" if mapping is None else mapping.name.encode(), why.encode())

@@ -87,15 +87,11 @@ def _locations(segment: Segment, inputs: Sequence[Array]) -> list[int]:
 
 
 def _decode(rank: int, notes: Sequence[memoryview]) -> tuple[int, Exposure]:
-    """Return the length of the longest array between any two ranks that takes a lane, and the arrays that take none.
-
-    Raises:
-        CallMismatchError: two ranks expect different lengths of the array between them; every rank raises it.
-    """
+    """Return the length of the longest array between any two ranks that takes a lane, and the arrays that take none."""
     size = len(notes)
     rows = [_note(size).unpack_from(note) for note in notes]
     if [row[:size] for row in rows] != list(zip(*(row[size : 2 * size] for row in rows), strict=True)):
-        raise CallMismatchError
+        raise CallMismatchError  # at every rank
     longest = max(
         row[to] if to != owner and row[2 * size + 2 * to] == NOT_EXPOSED else 0
         for owner, row in enumerate(rows)

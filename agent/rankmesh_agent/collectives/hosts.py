@@ -49,29 +49,24 @@ class LeaderLink(Link):
         self._leaders = leaders
 
     def arrive(self) -> None:
-        """See Link."""
         for distance in distances(self.size):
             self.step((self.rank + distance) % self.size, b"", (self.rank - distance) % self.size)
 
     def step(self, to: int | None, payload: memoryview | bytes, source: int | None) -> memoryview | bytes:
-        """See Link."""
         return self._link.step(
             None if to is None else self._leaders[to], payload, None if source is None else self._leaders[source]
         )
 
     def start(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> Exchange:
-        """See Link."""
         return self._link.start(
             [(self._leaders[host], view) for host, view in sends],
             [(self._leaders[host], view) for host, view in receives],
         )
 
     def finish(self, exchange: Exchange) -> None:
-        """See Link."""
         self._link.finish(exchange)
 
     def scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """See Link."""
         return self._link.scratch(nbytes)
 
 
@@ -87,7 +82,6 @@ class HierarchicalLink:
         layout: group ranks on each host.
 
     Attributes:
-        link, local, layout: as above.
         rank, size: see Link.
         host: number of this rank's host.
         local_ranks: group ranks on this host.
@@ -162,15 +156,9 @@ def reduce(topology: HierarchicalLink, array: Array, op: ReduceOp, root: int) ->
 def _reduced(
     topology: HierarchicalLink, array: Array, op: ReduceOp, *, by: Sequence[int], to: Sequence[int]
 ) -> Iterator[tuple[slice, Array]]:
-    """Reduce chunk by chunk, after the arrival; on the hosts ``to``, yield each slice of the result and its values.
-
-    Each rank writes its chunk. Each leader reduces its shard of the chunk over its host and then, along its rail, over
-    all hosts. The result overwrites the leader's own part of the chunk, which no other rank reads.
-
-    Args:
-        by: numbers of the hosts that reduce the partial results of all hosts, each an equal part.
-        to: numbers of the hosts that receive the result.
-    """
+    """Reduce by chunks, in equal parts at the hosts ``by``; at those of ``to``, yield each slice and its values."""
+    # Each rank writes its chunk. Each leader reduces its shard of it over its host and then, along its rail, over
+    # all hosts. The result overwrites the leader's own part of the chunk, which no other rank reads.
     local, rail, own, others = topology.local, topology.rail, topology.host, topology.other_hosts
     for chunk in chunks(array.size, local.slot_bytes // array.itemsize):
         part = array[chunk]
@@ -210,15 +198,7 @@ def _reduce_among_many_hosts(topology: HierarchicalLink, parts: Sequence[Array],
 def _reduce_by_hosts(
     topology: HierarchicalLink, parts: Sequence[Array], result: Array, op: ReduceOp, of_hosts: Sequence[slice]
 ) -> None:
-    """Reduce this host's parts, exchange partial results along the rail, and reduce those that fall to this host.
-
-    Args:
-        topology: the hosts.
-        parts: arrays of this host's ranks.
-        result: destination of this host's slice; the other bytes stay as they are.
-        op: the reduction.
-        of_hosts: the slice of the arrays that each host reduces.
-    """
+    """Reduce this host's parts, exchange partial results along the rail, and reduce this host's slice of the result."""
     rail, others = topology.rail, topology.other_hosts
     mine = of_hosts[topology.host]
     width = mine.stop - mine.start

@@ -119,18 +119,9 @@ def _by_leader(
     payload: Array | None,
     most: int,
     nbytes: int,
-    exchange: Callable[[Sequence[Array], Array], None],
+    exchange: Callable[[Sequence[Array], Array], None],  # the payloads of this host's ranks, memory for the response
 ) -> Array:
-    """Pass payloads to this host's leader, and return its response, which is valid until the next step.
-
-    Args:
-        topology: the hosts.
-        payload: bytes of this rank, None for none.
-        most: bytes of the longest payload, equal at all ranks.
-        nbytes: bytes of the response.
-        exchange: callback of the leader: exchanges messages with the other leaders; takes the payloads of this host's
-            ranks, and the memory for the response.
-    """
+    """Pass payloads of at most ``most`` bytes to this host's leader; return its response, valid until the next step."""
     local = topology.local
     slots = local.slots(_OCTET, most)
     if payload is not None:

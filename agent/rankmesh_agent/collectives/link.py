@@ -141,13 +141,7 @@ class DirectLink(Link):
 
 
 def pipelined(link: Link, count: int, start: Callable[[int], Exchange]) -> Iterator[int]:
-    """Yield the number of each of ``count`` exchanges when it is complete, after the next one has started.
-
-    Args:
-        link: messages among the ranks.
-        count: number of exchanges.
-        start: begins the exchange of a number and returns its handle, see ``Link.start``.
-    """
+    """Yield the number of each of ``count`` exchanges when it is complete, after ``start`` has begun the next one."""
     pending = start(0) if count else None
     for number in range(count):
         upcoming = start(number + 1) if number + 1 < count else None

@@ -210,11 +210,7 @@ def reduce_chunks(
 def reduce_received(
     link: Link, to: int, sent: Array, source: int, mine: Array, op: ReduceOp, result: Array | None
 ) -> None:
-    """Send partial results to a rank and reduce those received from another rank into ``mine``, in pieces.
-
-    Args:
-        result: destination of the result in the last reduction step, otherwise None.
-    """
+    """Send partial results to a rank, reduce those from another into ``mine``, or last into ``result``, by pieces."""
     piece = CHUNK_BYTES // mine.itemsize
     capacity = min(piece, mine.size)
     rows = link.scratch(2 * capacity * mine.itemsize).view(mine.dtype).reshape(2, capacity)

@@ -152,7 +152,7 @@ def combine_to_partial(op: ReduceOp, parts: Sequence[Array], out: Array) -> None
     """Reduce the arrays of some ranks, in rank order, to a partial result for ``combine_partials``.
 
     Args:
-        op: see ``combine``.
+        op: reduction.
         parts: at least one array.
         out: array of ``partial_dtype`` and of equal length; overlaps none of them, but see ``combine`` for equal
             dtypes.
@@ -173,7 +173,7 @@ def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out:
     """Reduce partial results, in their order, to the result: round once, and divide an average once.
 
     Args:
-        op: see ``combine``.
+        op: reduction.
         partials: results of ``combine_to_partial``, at least one; none overlaps ``out``, but see ``combine`` for equal
             dtypes.
         members: total number of ranks in the reduction.

@@ -150,10 +150,6 @@ def transpose(link: Link, rows: Array) -> Array:
     """Send row k to rank k, for all k; return the rows from all ranks, by rank (Bruck's algorithm).
 
     Steps: log2 size, twice that for messages of more than frames.SMALL bytes. Each rank sends half the rows in each.
-
-    Args:
-        link: messages among the ranks.
-        rows: bytes for each rank, as an array of two dimensions.
     """
     rank, size = link.rank, link.size
     moved = [[place for place in range(size) if place & distance] for distance in distances(size)]

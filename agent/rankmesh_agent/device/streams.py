@@ -13,12 +13,10 @@ class CupyStreams:
     """CuPy's current streams."""
 
     def current(self, device: int) -> int:
-        """See Streams."""
         return runtime.current_stream(device)
 
     @contextlib.contextmanager
     def using(self, device: int, stream: int) -> Iterator[None]:
-        """See Streams."""
         with runtime.DeviceGuard(device), runtime.stream_object(stream):
             yield
 
@@ -34,12 +32,10 @@ class TorchStreams:
         self._torch = torch
 
     def current(self, device: int) -> int:
-        """See Streams."""
         return int(self._torch.cuda.current_stream(device).cuda_stream)
 
     @contextlib.contextmanager
     def using(self, device: int, stream: int) -> Iterator[None]:
-        """See Streams."""
         library = self._torch.cuda
         with library.device(device), library.stream(library.ExternalStream(stream, device=device)):
             yield

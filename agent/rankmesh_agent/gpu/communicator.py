@@ -103,11 +103,9 @@ class GpuCommunicator(Communicator):
         peers: Sequence[int],
         purpose: str = "",
     ) -> Launch:
-        """Return a launch on the caller's current stream, or for an asynchronous call on a stream of the group's own.
-
-        There is one such stream for collectives, and one for the messages to, and from, each peer: on a shared stream
-        two ranks could both send first, and neither would receive.
-        """
+        """Return a launch on the caller's current stream, for an asynchronous call on one of the group's own."""
+        # There is one such stream for collectives, and one for the messages to, and from, each peer: on a shared stream
+        # two ranks could both send first, and neither would receive.
         device, streams = arrays[0].device, arrays[0].streams
         for array in arrays[1:]:
             if array.device != device:

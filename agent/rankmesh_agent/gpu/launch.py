@@ -57,7 +57,6 @@ class Launch:
         peers: group ranks that the call waits for.
 
     Attributes:
-        description, stream, peers: see above.
         deadline: of the call.
         device, streams: of the arrays.
         ended: whether the call was found to be completed, or has failed.

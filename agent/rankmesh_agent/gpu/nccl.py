@@ -170,13 +170,7 @@ class NcclBackend(Backend):
         return functools.partial(self._call, getattr(_NcclRank, call.name))
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
-        """Enqueue a call.
-
-        Args:
-            algorithm: see the class.
-            arguments: the Launch, what watches it as a context manager, and the call's own arguments.
-            context: see Backend.
-        """
+        """Enqueue a call, given the Launch, what watches it as a context manager, and the call's own arguments."""
         launch, watched, *own = arguments
         launch.seq, launch.fingerprint = context.seq, context.call.fingerprint
         with runtime.DeviceGuard(launch.device), watched, runtime.CudaErrors(launch.description):
@@ -279,10 +273,8 @@ class NcclBackend(Backend):
     # Communicators
 
     def _message_comm(self, launch: Launch, sender: int, receiver: int) -> tuple[Any, int]:
-        """Return the communicator of the messages from one rank to another, and the peer's rank in it.
-
-        Each direction has its own: a communicator runs its calls in order, and two ranks may both send first.
-        """
+        """Return the communicator of the messages from one rank to another, and the peer's rank in it."""
+        # Each direction has its own: a communicator runs its calls in order, and two ranks may both send first.
         member = self._connections[(sender, receiver), launch.device]
         return member.comm, 1 - member.rank
 
@@ -313,17 +305,7 @@ class NcclBackend(Backend):
 
 
 def _run_with_deadline(deadline: Deadline, function: Callable[[], T], check: Callable[[], None], purpose: str) -> T:
-    """Call a function that cannot be interrupted, in a thread; abandon the thread when the wait for it ends early.
-
-    Args:
-        deadline: of the wait.
-        function: the function.
-        check: raises if the function cannot complete.
-        purpose: of the call, for error messages.
-
-    Raises:
-        CollectiveTimeoutError: the deadline passed.
-    """
+    """Call a function that cannot be interrupted, in a thread, abandoned if ``check`` raises or at the deadline."""
     results: list[T] = []
     failed: list[BaseException] = []
 

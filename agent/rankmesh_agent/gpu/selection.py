@@ -124,11 +124,7 @@ class GpuBackendSelector:
         return host
 
     def _capabilities(self, device: int) -> _Capabilities:
-        """Return this rank's capabilities.
-
-        Raises:
-            DistBackendError: CuPy is missing; a torch tensor on a GPU does not need it.
-        """
+        """Return this rank's capabilities; raise without CuPy, which a torch tensor on a GPU does not need."""
         reason = runtime.unavailable_reason()
         if reason:
             raise DistBackendError(f"an array on a GPU cannot be communicated: {reason}")

@@ -146,7 +146,6 @@ class CallQueue:
         """Return the plan of the calls with a key; validate and plan the first of them.
 
         Args:
-            key: see submit.
             algorithm: executes the call instead of the one that the backend selects; the plan is not kept then.
 
         Raises:
@@ -182,13 +181,7 @@ class CallQueue:
         ]
 
     def execute(self, plan: Plan, arguments: Sequence[Any], options: Options, seq: int | None = None) -> None:
-        """Execute a call in this thread, whose turn it is; an error half-way ends the group.
-
-        Args:
-            plan: see Plan.
-            arguments: the algorithm's.
-            options: see Options.
-            seq: the call's number; by default the one after the latest call's.
+        """Execute a call, by default the next number, in this thread, whose turn it is; an error within ends the group.
 
         Raises:
             CollectiveMismatchError: no data has moved and all ranks know: the group goes on.

@@ -52,7 +52,7 @@ class Communicator(ABC):
         timeout: default seconds a call may take; ``set_timeout`` changes it.
 
     Attributes:
-        id, name, ranks: see above.
+        id: of the group.
         rank: this process's group rank.
         size: number of members.
         batch: records the collectives of a thread in place of ``submit``; None while all are executed.
@@ -212,14 +212,7 @@ class Communicator(ABC):
     # the subject
 
     def all_reduce(self, array: Array, op: ReduceOp, options: Options, subject: str = "") -> Work | None:
-        """Reduce ``array`` over all members, in place.
-
-        Args:
-            array: see above.
-            op: reduction.
-            options: see Options.
-            subject: see above.
-        """
+        """Reduce ``array`` over all members, in place."""
         if subject:
             return self.submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
         return self.submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)

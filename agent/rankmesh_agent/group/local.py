@@ -79,11 +79,9 @@ class LocalCommunicator(Communicator, FrameSink):
         self.messages.transport = self.queue.backend.messages or self.matcher
 
     def use_custom_backend(self, name: str, engine: Any) -> None:
-        """See Communicator."""
         self.use_backend(CustomBackend(name, engine, self.link))
 
     def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
-        """See Communicator."""
         try:
             self.state.raise_if_peer_lost([self.ranks[member] for member in members], during)
         except DistError as error:
@@ -91,11 +89,7 @@ class LocalCommunicator(Communicator, FrameSink):
         return None
 
     def raise_if_member_lost(self, during: str) -> None:
-        """Raise the group's failure, or the error of the loss of a member.
-
-        Args:
-            during: the call that finds out.
-        """
+        """Raise the group's failure, or the error of the loss of a member, which the call ``during`` finds out."""
         self.state.broadcast_abort()
         self.state.raise_if_failed()
         error = self.peer_lost_error([member for member in range(self.size) if member != self.rank], during)
@@ -103,16 +97,12 @@ class LocalCommunicator(Communicator, FrameSink):
             raise error
 
     def start(self, hosts: Sequence[Hashable], options: SegmentOptions, timeout: float) -> None:
-        """Wait for the other members, and choose the backend; a collective call.
+        """Wait for the other members, and choose the backend; a collective call. Raises as ``set_up``.
 
         Args:
             hosts: equal for members that see the same shared memory, by group rank.
             options: how this member shares memory.
-            timeout: seconds to wait for the others.
-
-        Raises:
-            CollectiveMismatchError: the members do not make the same group.
-            DistBackendError: a member is missing, or failed.
+            timeout: seconds that each step may take.
         """
         self._segment_options = options
         if self.size == 1:
@@ -128,7 +118,6 @@ class LocalCommunicator(Communicator, FrameSink):
                 self.set_up(lambda shared: shared.probe_reads(), timeout)
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
-        """See Communicator."""
         queue, shared = self.queue, self._segment_options
         outcome: Outcome = []
         if not queue.backend.allocates:
@@ -148,7 +137,7 @@ class LocalCommunicator(Communicator, FrameSink):
             step: takes what the backend gives its algorithms.
             timeout: seconds it may take.
             over: what the group is set up for.
-            seq: see CallQueue.execute.
+            seq: the call's number; None for the next one.
 
         Raises:
             CollectiveMismatchError: the members do not make the same group.
@@ -160,11 +149,9 @@ class LocalCommunicator(Communicator, FrameSink):
     # Point-to-point
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        """See Communicator."""
         return self.messages.transfer("send", array, rank, tag, options)[0]
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
-        """See Communicator."""
         work, transfer = self.messages.transfer("recv", array, rank, tag, options)
         if work is not None:
             return work
@@ -172,7 +159,6 @@ class LocalCommunicator(Communicator, FrameSink):
         return state.global_ranks[state.ranks.index(transfer.source)]  # state.global_rank, without the call
 
     def recorded(self) -> Sequence[RecordedCalls]:
-        """See Communicator."""
         return [self.queue, self.messages]
 
     def leave(self, how: Goodbye | None = None) -> None:
@@ -196,7 +182,6 @@ class LocalCommunicator(Communicator, FrameSink):
             self.engine.own_waits.remove(self._waits)
 
     def close(self) -> None:
-        """See Communicator."""
         self.leave()
         if self._closed:
             return
@@ -209,29 +194,24 @@ class LocalCommunicator(Communicator, FrameSink):
         return self.state.waits() + self.messages.waits()
 
     def end_in_child(self) -> None:
-        """See Communicator."""
         self._closed = True
         super().end_in_child()
 
     # FrameSink: with the engine's lock held
 
     def buffer_for(self, rank: int, header: Header) -> memoryview | None:
-        """See FrameSink."""
         if header.opcode is _PART:
             return self.link.buffer_for(rank, header)
         return self.matcher.buffer_for(rank, header)
 
     def on_peer_lost(self, rank: int) -> None:
-        """See FrameSink."""
         self.state.on_peer_lost(rank)
         self.queue.backend.on_peer_lost()
 
     def exposed_to(self) -> set[int]:
-        """See FrameSink."""
         return self.matcher.exposed_to()
 
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
-        """See FrameSink."""
         opcode = header.opcode
         if rank not in self._others:
             return

@@ -19,7 +19,6 @@ from rankmesh_agent.wire.errors import (
     DistError,
     GroupAbortedError,
     RankFailedError,
-    from_code,
     from_frame,
     to_frame,
     without_traceback,
@@ -80,7 +79,6 @@ class LocalGroupState(GroupState):
         self._latest_wait = -1, list
 
     def check(self, missing: Callable[[], list[int]]) -> None:
-        """See CallContext."""
         engine = self.engine
         self._latest_wait = self.seq, missing
         engine.progress()
@@ -117,7 +115,6 @@ class LocalGroupState(GroupState):
     def wait(
         self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
     ) -> None:
-        """See CallContext."""
         engine = self.engine
         self._latest_wait = self.seq, missing
         end, deadline = self._ask_by, self.deadline
@@ -198,7 +195,6 @@ class LocalGroupState(GroupState):
             self.fail(self._loss)
 
     def renumber(self, global_ranks: tuple[int, ...]) -> None:
-        """See GroupState."""
         with self.lock:
             super().renumber(global_ranks)
             if self._loss is not None and self.failure is self._loss:
@@ -231,12 +227,10 @@ class LocalGroupState(GroupState):
         super().mark_destroyed()
 
     def end_in_child(self) -> None:
-        """See GroupState."""
         self._abort_sent = True
         super().end_in_child()
 
     def abort(self, error: BaseException) -> None:
-        """See GroupState."""
         rank = self.engine.rank
         if isinstance(error, DistError):
             failure = error
@@ -250,7 +244,7 @@ class LocalGroupState(GroupState):
             if own:
                 details.setdefault("ranks", [self.global_rank(rank)])
             text = f"{self._describe(rank)} gave up: {failure.message}"
-            sent = from_code(GroupAbortedError.code, text, **details)
+            sent = GroupAbortedError(text, **details)
         with interrupts_deferred():
             with self.engine.lock:
                 self._end(failure, sent)

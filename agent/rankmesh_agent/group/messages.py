@@ -178,7 +178,6 @@ class PendingMessage:
         options: of the message.
 
     Attributes:
-        transfer: see above.
         op, deadline: see work.Message.
         record: the message as the flight recorder keeps it.
         partners: the ranks that may be at its other end.
@@ -199,7 +198,6 @@ class PendingMessage:
         messages.add(self)
 
     def source(self) -> int:
-        """See work.Message."""
         return self._state.global_rank(self.transfer.source)
 
     def complete(self, deadline: Deadline | None) -> bool:

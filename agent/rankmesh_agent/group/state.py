@@ -47,7 +47,6 @@ class GroupState(ABC):
         details: see Options.
         global_ranks: global ranks of the members, by group rank: ``ranks``, unless the world has shrunk since. Errors
             name these.
-        group, name, ranks, recorder, lock: see above.
     """
 
     def __init__(
@@ -144,7 +143,6 @@ class GroupState(ABC):
     # The call under way: see CallContext
 
     def describe(self) -> str:
-        """See CallContext."""
         return "" if self.details is None else self.details()
 
     @abstractmethod

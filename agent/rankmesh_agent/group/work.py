@@ -205,9 +205,6 @@ class Work:
         arrays: the user's arrays.
         future: completes with a call; left out for a message.
         message: the message; None for a call.
-
-    Attributes:
-        message: see above.
     """
 
     def __init__(

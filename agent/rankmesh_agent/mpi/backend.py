@@ -92,11 +92,9 @@ class MpiBackend(Backend):
         alone.Free()
 
     def on_peer_lost(self) -> None:
-        """See Backend."""
         WATCHDOG.wake()
 
     def leave(self) -> None:
-        """See Backend."""
         WATCHDOG.remove(self._check)
         self._watchdog.monitor.report_latest()  # ranks in a later call learn that this rank does not make it
         with self._group.engine.lock:

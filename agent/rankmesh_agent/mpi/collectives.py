@@ -176,8 +176,7 @@ class Collectives:
     def _check_lengths(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> tuple[int, int]:
         """Return the elements of the longest array, and of all arrays of the member that has most.
 
-        Raises:
-            CallMismatchError: a member sends more or less than a peer expects; raised at all members.
+        CallMismatchError is raised at all members if one sends more or less than a peer expects.
         """
         sent = np.array([(given.size, taken.size) for given, taken in zip(inputs, outputs, strict=True)], np.int64)
         received = np.empty_like(sent)

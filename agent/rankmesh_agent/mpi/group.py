@@ -14,11 +14,13 @@ from rankmesh_agent.collectives.link import Link
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.mpi.backend import MpiBackend, raise_failure
 from rankmesh_agent.mpi.library import fault_classes, mpi
-from rankmesh_agent.wire.errors import DistBackendError
+from rankmesh_agent.wire.errors import DistBackendError, DistError
 
 _TAGS = 1 << 15
 """Number of tags that every MPI library supports."""
 _POLL_SECONDS = 0.01
+_GRACE_SECONDS = 0.5
+"""Time that a call of MPI has to end after the loss of a member."""
 _survivors: tuple[Any, frozenset[int]] | None = None
 """Communicator and ranks of MPI's world that have survived a death; groups are made from it."""
 _shrinking: Future[Any] | None = None
@@ -121,7 +123,10 @@ def _begin(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
 def _finish(future: Future[Any], group: LocalCommunicator) -> Any:
     """Return the result of a call of MPI; raise once a member is lost, or at the deadline of the group's set-up."""
     others = [member for member in range(group.size) if member != group.rank]
-    while not future.done():
-        group.state.check(lambda: others)
-        wait([future], _POLL_SECONDS)
+    while not wait([future], _POLL_SECONDS).done:
+        try:
+            group.state.check(lambda: others)
+        except DistError:
+            if not wait([future], _GRACE_SECONDS).done:  # a member that has left may have done its part before
+                raise
     return future.result()

@@ -280,7 +280,7 @@ class Connector(threading.Thread):
                 self._continue(each, each.advance)
             elif each.abandon_at <= now:
                 each.abandon()
-        for identity, connection in self._listener.accept(ready, self._admits):
+        for identity, connection in self._listener.accept(ready, self._admit):
             rank = self._rank_of(identity)
             assert rank is not None
             if rank in self._made:  # the peer has abandoned this attempt
@@ -352,8 +352,8 @@ class Connector(threading.Thread):
             return None
         return int(rank)
 
-    def _admits(self, identity: bytes) -> bool:
-        """Return whether a client may connect: a lower rank not if this one's connection to it is under way."""
+    def _admit(self, identity: bytes) -> bool:
+        """Admit a client, unless it is a lower rank to which this one connects; return whether it may connect."""
         rank = self._rank_of(identity)
         if rank is None or rank in self._made:
             return False

@@ -74,9 +74,9 @@ class ProgressEngine:
         driven: whether a thread drives the engine.
         closed: whether the engine is closed.
         lost_peers: how the peers have ended that have: by their GOODBYE, or as the end of the connection shows.
-        on_demand: see ``connect_by``.
-        unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
         lost_at: when, by the monotonic clock.
+        on_demand: whether ranks connect on demand, so that some may not be connected after the join.
+        unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
         ends: an epoll descriptor that reports the end of connections, see ended_connections.
         on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
         departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
@@ -149,7 +149,7 @@ class ProgressEngine:
             dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock
                 held.
             world_size: number of ranks.
-            on_demand: whether ranks connect on demand, so that some may not be connected after the join.
+            on_demand: the attribute.
         """
         self._dial, self._world_size, self.on_demand = dial, world_size, on_demand
 
@@ -161,9 +161,7 @@ class ProgressEngine:
                 return
             if not self._oversubscribed:
                 connection.use_own_cores()
-            peer = self._peers.get(rank)
-            if peer is None:
-                peer = self._peers[rank] = FramedConnection(rank, connection, self.eager_limit)
+            peer = self._peers.setdefault(rank, FramedConnection(rank, connection, self.eager_limit))
             peer.connection = connection
             self._poller.add(peer)
             self._flush(peer)
@@ -243,7 +241,7 @@ class ProgressEngine:
             self._abort_connection(peer, error)
             raise
         if peer.outgoing and not queued and not peer.corked:
-            self._update_events(peer)
+            self._poller.update(peer)
             # A sleeping driver of shared memory waits for data only, not yet for room to send.
             if peer in self._poller.rings:
                 self._poller.wake_sleeper()
@@ -283,10 +281,9 @@ class ProgressEngine:
 
     def cancel_remote_read(self, rank: int, group: int, seq: int) -> None:
         """End the read of a message that its sender has withdrawn."""
-        peer = self._peers.get(rank)
-        if peer is None:
-            return
-        peer.remote_reads = deque(read for read in peer.remote_reads if (read.group, read.seq) != (group, seq))
+        if rank in self._peers:
+            peer = self._peers[rank]
+            peer.remote_reads = deque(read for read in peer.remote_reads if (read.group, read.seq) != (group, seq))
 
     def progress_in_background(self, group: int, transfer: Transfer) -> None:
         """Let the background thread make progress on an asynchronous message."""
@@ -533,12 +530,7 @@ class ProgressEngine:
     # The end
 
     def say_goodbye(self, goodbye: Goodbye, timeout: float = 2.0) -> None:
-        """Send a GOODBYE to every peer and flush the queues, without waiting for a thread. A second call does nothing.
-
-        Args:
-            goodbye: how this rank leaves.
-            timeout: maximum seconds to wait for peers that do not receive their queued frames.
-        """
+        """Send a GOODBYE to every peer, and flush the queues within ``timeout``. A second call does nothing."""
         with self.lock:
             if self.closed or self._goodbye:
                 return
@@ -546,18 +538,12 @@ class ProgressEngine:
             self._goodbye = [frames.encode(Opcode.GOODBYE, epoch=self.epoch, length=len(payload)), payload]
             for rank in self.connected():
                 self.send(rank, self._goodbye)
-        self.wait(self._all_flushed, Deadline(timeout))
+        self.flush(timeout)
 
-    def close(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:
-        """Say goodbye, unless that is done, and close. A second call does nothing.
-
-        Args:
-            reason: reason in the errors of peers that still wait for this rank.
-            timeout: maximum seconds to wait for peers that do not receive their queued frames.
-            failed: whether the peers shall consider this rank failed rather than gone.
-        """
+    def close(self, reason: str = "", timeout: float = 2.0) -> None:
+        """Say goodbye, with a reason, unless that is done, and close. A second call does nothing."""
         deadline = Deadline(timeout)
-        self.say_goodbye(Goodbye(reason, failed), timeout)
+        self.say_goodbye(Goodbye(reason), timeout)
         with self._changed:
             if self.closed:
                 return

@@ -103,13 +103,7 @@ class MessageLink(DirectLink):
         self.departed: Collection[int] = ()
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
-        """Begin call number ``seq``.
-
-        Args:
-            seq: the call's number, the same at all ranks.
-            fingerprint: fingerprint of the call; ``arrive`` compares the fingerprints of all ranks.
-            wait: see Wait.
-        """
+        """Begin call number ``seq``, the same at all ranks; ``arrive`` compares the fingerprints of all ranks."""
         with self._engine.lock:
             self._fingerprint = fingerprint
             self._wait = partial(self._wait_and_connect, wait) if self._engine.on_demand else wait
@@ -302,11 +296,7 @@ class MessageLink(DirectLink):
         missing: Callable[[], list[int]],
         idle: Callable[[], object] | None = None,
     ) -> None:
-        """Wait; connect to the ranks whose messages are missing if that takes long. They may be fewer than ``missing``.
-
-        Args:
-            wait, ready, missing, idle: see Wait.
-        """
+        """Wait; if that takes long, connect to the ranks whose messages are missing, perhaps fewer than ``missing``."""
         engine, connect_at = self._engine, monotonic() + _CONNECT_SECONDS
         awaited, self._awaited = self._awaited, None
 
@@ -445,11 +435,7 @@ class MessageLink(DirectLink):
             self._posted[rank].popleft()[2].done = True
 
     def _new_step(self, rank: int, seq: int, part: int) -> dict[int, tuple[int, Payload]]:
-        """Return the arrivals at a step at which none has been recorded.
-
-        Raises:
-            ProtocolError: the rank is too far ahead.
-        """
+        """Return the arrivals at a step at which none has been recorded; ProtocolError if the rank is too far ahead."""
         if len(self._arrived) >= _MAX_STEPS_AHEAD:
             self._arrived = {step: arrived for step, arrived in self._arrived.items() if step[0] >= self._seq}
             if len(self._arrived) >= _MAX_STEPS_AHEAD:

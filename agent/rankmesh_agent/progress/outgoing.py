@@ -101,11 +101,7 @@ class OutgoingConnection:
         return self.pending.advance()
 
     def _try(self, step: Callable[[], Connection | None]) -> Connection | None:
-        """Make a step of the attempt; return the connection once it is ready.
-
-        Raises:
-            DescriptorLimitError, AuthenticationError, NoSharedMemoryError: the other addresses would not help.
-        """
+        """Make a step of the attempt; return the connection once it is ready. Raises if other addresses cannot help."""
         try:
             connection = step()
         except DistNetworkError as error:

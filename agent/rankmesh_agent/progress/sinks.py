@@ -88,11 +88,7 @@ class SinkTable(FrameSink):
         self._early.setdefault(header.group, []).append((rank, header, payload))
 
     def _forget_aborted(self, rank: int) -> None:
-        """Forget a rank's frames for the first of the groups that it has given up.
-
-        Raises:
-            ProtocolError: there is none.
-        """
+        """Forget a rank's frames for the first of the groups that it has given up; ProtocolError if there is none."""
         for group, early in self._early.items():
             own = [header for sender, header, _ in early if sender == rank]
             if any(header.opcode is Opcode.ABORT for header in own):

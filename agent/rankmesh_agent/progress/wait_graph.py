@@ -174,7 +174,6 @@ class WaitGraph(FrameSink):
         self._report()
 
     def on_peer_lost(self, rank: int) -> None:
-        """See FrameSink."""
         self._answers.pop(rank, None)
 
     def _own(self) -> list[Status]:

@@ -214,14 +214,9 @@ class Mapping:
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:
-    """Return memory of a file; of this process alone if the descriptor is -1.
-
-    An ``mmap.mmap`` of the file would keep a copy of the descriptor, one for each peer and group. So the file replaces
-    anonymous memory in place; the object unmaps whatever is there.
-
-    Raises:
-        OSError: the file cannot be mapped.
-    """
+    """Return memory of a file; of this process alone if the descriptor is -1."""
+    # An mmap.mmap of the file would keep a copy of the descriptor, one for each peer and group. So the file replaces
+    # anonymous memory in place; the object unmaps whatever is there.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
     if descriptor >= 0:
         address = int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])

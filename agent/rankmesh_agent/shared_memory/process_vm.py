@@ -57,7 +57,8 @@ def read_into(pid: int, address: int, into: memoryview | npt.NDArray[Any], *, pa
         pid: the process, in the process namespace of this one.
         address: the first byte, in that process.
         into: contiguous and writable, of any dtype.
-        parallel: see ``read``.
+        parallel: whether a second thread reads the second half of a long read. This pays if a core is idle, such as
+            that of the rank that waits for the read.
 
     Raises:
         DistNetworkError: the process is gone, has no such memory, or must not be read; ``into`` may be partly filled.
@@ -67,15 +68,7 @@ def read_into(pid: int, address: int, into: memoryview | npt.NDArray[Any], *, pa
 
 
 def read(pid: int, address: int, into: int, nbytes: int, *, parallel: bool = False) -> None:
-    """Read as read_into does, to an address of this process whose ``nbytes`` bytes stay allocated.
-
-    Args:
-        parallel: whether a second thread reads the second half of a long read. This pays if a core is idle, such as
-            that of the rank that waits for the read.
-
-    Raises:
-        DistNetworkError: see read_into.
-    """
+    """Read as read_into does, to an address of this process whose ``nbytes`` bytes stay allocated."""
     if _readv is None:
         raise _read_error(pid, address, errno.ENOSYS)
     if not parallel or nbytes < _PARALLEL_BYTES:

@@ -181,11 +181,7 @@ class Segment(Slots):
                         _log.error("a rank that is late can still write into a registered array: %s", error)
 
     def expose(self, arrays: Sequence[Typed | None]) -> Exposure:
-        """Publish the location of each rank's array; ends a step.
-
-        Args:
-            arrays: see ``locations``.
-        """
+        """Publish the location of each rank's array, see ``locations``; ends a step."""
         row = _row(self.size)
         self.slots(_WORD, 0)
         notes = self.notes()

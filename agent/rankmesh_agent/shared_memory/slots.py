@@ -73,10 +73,6 @@ class Slots:
         size: number of ranks in the group.
         slot_bytes: bytes of a slot.
         oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
-
-    Attributes:
-        oversubscribed: see above.
-        mapping: the memory.
     """
 
     def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, oversubscribed: bool) -> None:

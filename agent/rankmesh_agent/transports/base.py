@@ -54,21 +54,21 @@ class Connection(ABC):
     def events(self, writing: bool) -> int:
         """Return the poll events to wait for, to receive and, if ``writing``, to send."""
 
-    @abstractmethod
     def has_work(self, writing: bool, reading: bool = True) -> bool:
         """Return whether bytes can be moved that poll does not report; makes no system call."""
+        return False
 
-    @abstractmethod
     def prepare_wait(self, writing: bool, reading: bool = True) -> bool:
         """Return True if the caller may sleep in poll now, False if bytes can be moved already."""
+        return True
 
-    @abstractmethod
     def on_wakeup(self) -> bool:
         """Handle an event of this descriptor; called after poll has reported it, before the next receive.
 
         Returns:
             Whether poll may report others: False once the peer has closed a descriptor that carries no frames.
         """
+        return True
 
     def use_own_cores(self) -> None:
         """Adapt to a host that has a core for each rank; called once, before the first frame."""
@@ -130,15 +130,6 @@ class Unconnected(Connection):
 
     def events(self, writing: bool) -> int:
         return 0
-
-    def has_work(self, writing: bool, reading: bool = True) -> bool:
-        return False
-
-    def prepare_wait(self, writing: bool, reading: bool = True) -> bool:
-        return True
-
-    def on_wakeup(self) -> bool:
-        return True
 
     def close(self) -> None:
         pass

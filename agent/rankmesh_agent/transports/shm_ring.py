@@ -361,11 +361,7 @@ class RingTransport(TcpTransport):
         return rings
 
     def _open(self, name: bytes, ring_bytes: int) -> Mapping | None:
-        """Map the memory that a client proposes; return None if this side declines it.
-
-        Raises:
-            DescriptorLimitError: there is no free descriptor, and no other transport is allowed.
-        """
+        """Map the memory that a client proposes; return None if this side declines it."""
         try:
             return Mapping.open(self._directory, name.rstrip(b"\0").decode("ascii"), 2 * (_DATA + ring_bytes))
         except (DistNetworkError, UnicodeDecodeError) as error:

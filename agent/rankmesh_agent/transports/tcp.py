@@ -116,12 +116,6 @@ class TcpConnection(Connection):
     def has_work(self, writing: bool, reading: bool = True) -> bool:
         return buffered(self.socket)
 
-    def prepare_wait(self, writing: bool, reading: bool = True) -> bool:
-        return True
-
-    def on_wakeup(self) -> bool:
-        return True
-
     def silent_seconds(self) -> float:
         return silent_seconds(self.socket)
 
@@ -487,15 +481,12 @@ def split_address(address: str) -> tuple[str, int]:
 def _resolve(address: str) -> list[tuple[int, Any]]:
     """Return families and socket addresses of ``host:port``, in the order of the connection attempts."""
     host, port = split_address(address)
-    for family, numeric in ((socket.AF_INET, host), (socket.AF_INET6, host)):
-        with contextlib.suppress(OSError, UnicodeError):  # a name, not a numeric address
-            socket.inet_pton(family, numeric)
-            return [(family, (host, port))]
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError) as error:  # OverflowError: no such port; UnicodeError: no such name
         raise _unreachable(address, error) from error
-    return [(family, socket_address) for family, _, _, _, socket_address in found]
+    # getaddrinfo takes a port modulo 2**16; connect refuses one that is out of range.
+    return [(family, (resolved[0], port, *resolved[2:])) for family, _, _, _, resolved in found]
 
 
 def _unreachable(address: str, error: BaseException) -> DistNetworkError:

@@ -7,7 +7,6 @@ beside the text.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from numbers import Integral
@@ -358,7 +357,7 @@ def without_traceback(error: E) -> E:
     """
     if not isinstance(error, DistError):
         return error
-    copied = copy.copy(error)
+    copied = type(error)(error.args[0])
     vars(copied).update(vars(error))
     return copied
 
