@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import hosting
 from support.command import Done, here
-from support.diagnose_page import SCRIPT as NAME
-from support.diagnose_page import run_script
 from support.processes import Ranks
 
 WRITTEN = 1_795_000_000.0
@@ -58,18 +55,15 @@ def diagnose(directory: Path, *arguments: str) -> Done:
 
 def leave_dumps(ranks: Ranks, stuck: str, seconds: int = 5) -> Path:
     """Run a job of four ranks that fails; return the directory of its dumps."""
-    directory = ranks.folder / "dumps"
-    (ranks.folder / NAME).write_text(SCRIPT.format(stuck=textwrap.indent(stuck, " " * 8), seconds=seconds))
-    place = {
-        "RANKMESH_GATEWAY": hosting.cluster({}, 0, "gateway").url,
-        "RANKMESH_HOSTING": "embedded",
-        "RANKMESH_DUMP_DIR": str(directory),
-        "PYTHONPATH": str(ranks.folder),
-        "WORLD_SIZE": "4",
-    }
-    started = ranks.start(run_script, 4, env=lambda rank: {**place, "RANK": str(rank)})
-    ranks.wait(started)
-    assert all(rank.code in (1, -signal.SIGKILL, -signal.SIGTERM) for rank in started), ranks.transcript()
+    script, directory = ranks.folder / "train_loop.py", ranks.folder / "dumps"
+    script.write_text(SCRIPT.format(stuck=textwrap.indent(stuck, " " * 8), seconds=seconds))
+    launcher = ranks.command(
+        *("-m", "rankmesh.run", "--nproc-per-node", "4", str(script)),
+        name="launcher",
+        RANKMESH_DUMP_DIR=str(directory),
+    )
+    ranks.wait([launcher])
+    assert launcher.code in (1, 128 + signal.SIGKILL), launcher
     return directory
 
 
