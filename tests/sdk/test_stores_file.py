@@ -7,6 +7,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import resource
 import signal
 import sqlite3
 import threading
@@ -189,6 +190,19 @@ class TestFailures:
         assert store.list_keys() == made().list_keys() == ["k"]
         store.set("k", "3")
         assert made().get("k") == b"3"
+
+    def test_no_free_descriptor(self, made, path):
+        store = made()
+        os.close(free := os.dup(0))
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+        try:
+            for call in (lambda: store.set("k", "v"), made, lambda: KeyFile(f"{path}-new")):
+                with pytest.raises(dist.DistStoreError, match=r"no free file descriptor .* ulimit -n"):
+                    call()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        store.set("k", "v")
 
     def test_a_user_that_holds_the_lock(self, made, path):
         store = made()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import reason
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.store.table import Changes, Values
 from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
@@ -143,7 +144,7 @@ class KeyFile:
         except FileNotFoundError as error:
             raise self._unusable("its directory does not exist") from error
         except OSError as error:
-            raise self._unusable(str(error.strerror)) from error
+            raise self._unusable(reason(error)) from error
         try:
             self._set_modes()
             with self._transaction():
@@ -161,11 +162,11 @@ class KeyFile:
             url = f"{Path(self.path).as_uri()}?mode=rw"  # SQLite would create a missing file, readable by other users
             self._database = sqlite3.connect(url, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
         except sqlite3.Error as error:
-            if os.path.isdir(self.path):
-                raise self._unusable("Is a directory") from error
-            if not os.path.exists(self.path) or os.access(self.path, os.R_OK | os.W_OK):
+            why = "Is a directory" if os.path.isdir(self.path) else _reason(error)
+            usable = not os.path.exists(self.path) or os.access(self.path, os.R_OK | os.W_OK)
+            if usable and why == str(error):
                 raise MovedFileError(f"cannot use {self.path} as a FileStore: it was removed meanwhile") from error
-            raise self._unusable(str(error)) from error
+            raise self._unusable(why) from error
 
     def _set_modes(self) -> None:
         """Choose speed: a killed process leaves a journal, but nothing has to survive a crash of the host.
@@ -236,7 +237,7 @@ class KeyFile:
         if damaged:
             what = "Stop all users of the file, remove it, and check the disk"
             return DistStoreError(f"{self.path} is damaged: {error}. {what}")
-        return self._unusable(str(error))
+        return self._unusable(_reason(error))
 
     def _foreign(self) -> ForeignFileError:
         return ForeignFileError(f"{self.path} is no FileStore's file of this version; give another path, or remove it")
@@ -275,6 +276,16 @@ class _FileValues(Mapping[str, bytes]):
 def _code(error: sqlite3.Error) -> int:
     """Return SQLite's primary code of an error; 0 for one of the module's own, of a connection that is closed, say."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _reason(error: sqlite3.Error) -> str:
+    """Return the reason of an error; that there is no free descriptor, which SQLite hides, with limit and remedy."""
+    if _code(error) == sqlite3.SQLITE_CANTOPEN:
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as limit:
+            return reason(limit)
+    return str(error)
 
 
 def _identity(path: str) -> _Identity:
