@@ -106,8 +106,10 @@ FAULTS = [
     Fault(C + "reduction.py", "limits.min <= factor <= limits.max", "limits.min <= factor", REDUCTION, "a factor wraps around"),
     Fault(C + "reduction.py", 'ReduceOp.AVG: frozenset({"int"', 'ReduceOp.AVG: frozenset({"bool", "int"', REDUCTION, "AVG of bool is let through"),
     Fault(C + "reduction.py", "        if array.dtype in WIDE:\n            narrow(", "        if False:\n            narrow(", REDUCTION, "PREMUL_SUM rounds its factor to a narrow dtype"),
+    Fault(C + "float16.py", "_BELOW_HALF = np.int32((1 << 12) - 1)", "_BELOW_HALF = np.int32(1 << 12)", FLOAT16, "ties are rounded up"),
+    Fault(C + "float16.py", "if bound > divisor * _LARGEST and", "if bound < 0 and", FLOAT16, "sums that are infinite wrap"),
     Fault(C + "float16.py", "np.bitwise_or(bits, signs, out=bits)", "pass", FLOAT16, "negative numbers lose the sign"),
-    Fault(C + "float16.py", "if not _is_finite(piece):", "if False:", FLOAT16, "infinity and NaN become numbers"),
+    Fault(C + "float16.py", "if _largest(piece) is None:", "if False:", FLOAT16, "infinity and NaN become numbers"),
     Fault(C + "float16.py", "1 / divisor", "1.0", FLOAT16, "AVG of long float16 is the sum"),
     # Algorithms over shared memory
     Fault(C + "all_reduce.py", "if rank <= 1 and array.nbytes", "if rank <= 2 and array.nbytes", SEGMENT, "rank 2 overwrites a part"),

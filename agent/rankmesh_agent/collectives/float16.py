@@ -1,9 +1,12 @@
 """Conversions between float16 and float32, and sums of float16, bit for bit as in NumPy, in a fraction of its time.
 
 NumPy converts one element at a time (1.4 to 3 ns); this module uses NumPy's vector loops over pieces that stay in the
-cache. The bits of a float16, shifted to their place in a float32, are 2**112 times too small, subnormal or not: one
-multiplication restores the number. A float32 is rounded before it is made as small: the module adds and subtracts a
-number whose last bit is the last bit of the result. NumPy converts pieces that have infinity or NaN.
+cache. The bits of a float16, shifted to their place in a float32, are 2**112 times too small, subnormal or not: the
+number is *scaled*. Sums of scaled numbers are exact: all are multiples of 2**-136, and the last bit of a float32 is
+worth 2**-149. The module rounds them as integers, subnormal or not, and shifts their bits back. One multiplication
+restores the unscaled numbers. Other float32 numbers are rounded before they are scaled: the module adds and subtracts a
+number whose last bit is the last bit of the result. NumPy handles pieces that have, or whose sums have, infinity or
+NaN.
 """
 
 from __future__ import annotations
@@ -29,6 +32,14 @@ _SHIFT = np.int32(13)
 _SIGN_AND_NUMBER = np.int32(0x8FFFE000 - (1 << 32))
 """The bits of a float32 that a float16 has; the arithmetic shift also copied the sign into the three bits between."""
 _INFINITE = 0x7C00
+_LARGEST = 2047 << 30
+"""The largest float16, in the unit of ``_largest``."""
+_TOO_LARGE = np.float32(65520 * 2.0**-112).view(np.int32)
+"""Bits of the least scaled number that rounds to infinity."""
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_BELOW_HALF = np.int32((1 << 12) - 1)
+_SIGN_AND_LAST = np.int32(1 << 28 | 1)
+"""The last bit of a scaled number shifted to float16's place, and the sign at the place of the float16's sign."""
 _EXPONENT = np.int32(0x7F800000)
 _SMALLEST_NORMAL = np.float32(2.0**-14)
 """The least normal float16: below it, the value of the last bit is constant."""
@@ -42,7 +53,6 @@ _SIGN = np.int32(0x8000)
 class _Scratch(threading.local):
     def __init__(self) -> None:
         self.numbers = np.empty((2, _PIECE), np.float32)
-        self.sums = np.empty((2, _PIECE), np.float32)
 
 
 _scratch = _Scratch()
@@ -89,14 +99,11 @@ def _widen_halves(halves: Array, out: Array) -> None:
         return
     for begin in range(0, halves.size, _PIECE):
         piece, wide = halves[begin : begin + _PIECE], out[begin : begin + _PIECE]
-        if not _is_finite(piece):
+        if _largest(piece) is None:
             wide[:] = piece
-            continue
-        bits = wide.view(np.int32)
-        bits[:] = piece.view(np.int16)
-        np.left_shift(bits, _SHIFT, out=bits)
-        np.bitwise_and(bits, _SIGN_AND_NUMBER, out=bits)
-        np.multiply(wide, _UP, out=wide)
+        else:
+            _unpack(piece, wide)
+            np.multiply(wide, _UP, out=wide)
 
 
 def _narrow_halves(wide: Array, out: Array) -> None:
@@ -134,19 +141,56 @@ def add(parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
         divisor: a power of two, at most 2**13.
     """
     for begin in range(0, out.size, _PIECE):
+        pieces = [part[begin : begin + _PIECE] for part in parts]
         halves = out[begin : begin + _PIECE]
-        total, other = _scratch.sums[:, : halves.size]
-        _widen_halves(parts[0][begin : begin + _PIECE], total)
-        for part in parts[1:]:
-            _widen_halves(part[begin : begin + _PIECE], other)
+        if halves.size < _SMALL or not _add_scaled(pieces, halves, divisor):
+            total = _scratch.numbers[0, : halves.size]
+            total[:] = pieces[0]
+            for piece in pieces[1:]:
+                np.add(total, piece, out=total)
+            halves[:] = np.divide(total, np.float32(divisor), out=total)
+
+
+def _add_scaled(pieces: Sequence[Array], out: Array, divisor: int) -> bool:
+    """Add scaled numbers, as ``add`` does; return False, without an effect, if an input or a sum is infinite or NaN."""
+    total, other = _scratch.numbers[:, : out.size]
+    bound = 0
+    wide = total
+    for piece in pieces:
+        largest = _largest(piece)
+        if largest is None:
+            return False
+        bound += largest
+        _unpack(piece, wide)
+        if wide is other:
             np.add(total, other, out=total)
-        if divisor > 1:
-            np.multiply(total, np.float32(1 / divisor), out=total)
-        _narrow_halves(total, halves)
+        wide = other
+    if divisor > 1:
+        np.multiply(total, np.float32(1 / divisor), out=total)
+    bits, rest = total.view(np.int32), other.view(np.int32)
+    if bound > divisor * _LARGEST and np.bitwise_and(bits, _MAGNITUDE, out=rest).max() >= _TOO_LARGE:
+        return False
+    # Half to even: add a half less the least bit, and the least bit too where the last bit of the result is set.
+    np.right_shift(bits, _SHIFT, out=rest)
+    np.bitwise_and(rest, _SIGN_AND_LAST, out=rest)
+    np.add(bits, _BELOW_HALF, out=bits)
+    np.add(bits, rest, out=bits)
+    np.right_shift(bits, _SHIFT, out=bits)
+    out.view(np.int16)[:] = bits  # the lower half of each
+    return True
 
 
-def _is_finite(halves: Array) -> bool:
-    """Return whether no element is infinity or NaN."""
+def _largest(halves: Array) -> int | None:
+    """Return an upper bound of float16's magnitudes, in 2**-25, exact for normal ones; None for infinity and NaN."""
     positive = int(np.maximum.reduce(halves.view(np.int16)))
     either = int(np.maximum.reduce(halves.view(np.uint16)))  # a negative number, if there are any
-    return max(positive, either & 0x7FFF) < _INFINITE
+    bits = max(positive, either & 0x7FFF)
+    return None if bits >= _INFINITE else (1024 | bits & 1023) << (bits >> 10)
+
+
+def _unpack(halves: Array, out: Array) -> None:
+    """Convert finite float16 to scaled float32."""
+    bits = out.view(np.int32)
+    bits[:] = halves.view(np.int16)
+    np.left_shift(bits, _SHIFT, out=bits)
+    np.bitwise_and(bits, _SIGN_AND_NUMBER, out=bits)

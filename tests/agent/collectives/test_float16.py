@@ -129,6 +129,16 @@ def test_sums_of_different_magnitudes(count):
     assert_added(parts)
 
 
+@pytest.mark.parametrize("most", [65504.0, 65520.0])
+def test_large_numbers_that_cancel(most):
+    """Their magnitudes' sum is infinite, the sums are not, but for one."""
+    rng = np.random.default_rng(3)
+    large = FINITE[np.abs(FINITE) >= 32768]
+    parts = [np.abs(rng.choice(large, 100_000)), -np.abs(rng.choice(large, 100_000))]
+    parts[0][70_000], parts[1][70_000] = 65504, most - 65504
+    assert_added(parts)
+
+
 @pytest.mark.parametrize("among", [1.0, -1.0])
 @pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan, -np.nan])
 def test_sums_with_infinity_and_nan(special, among):
@@ -145,6 +155,11 @@ def test_zeros_keep_their_sign():
     parts = [np.resize(np.array(part, np.float16), 5000) for part in ((0.0, -0.0, 0.0, 1.5), (0.0, -0.0, -0.0, -1.5))]
     assert added(parts).view(np.uint16)[:4].tolist() == [0, 0x8000, 0, 0]
     assert_added(parts)
+
+
+@pytest.mark.parametrize("more", [8, 16, 24, 32])
+def test_sums_next_to_the_largest_number(more):
+    assert_added([np.resize(np.array([largest, 1], np.float16), 5000) for largest in (65504, more)])
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
