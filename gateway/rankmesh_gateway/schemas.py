@@ -12,7 +12,7 @@ HELD_UP_SECONDS = 10.0
 """Age from which a call that ranks are missing from is held up."""
 
 JobState = Literal["forming", "running", "failing", "failed", "ended"]
-ProblemKind = Literal[
+FindingKind = Literal[
     "failed", "joining", "stopped", "ended", "silent", "order", "messages", "tags", "key", "elsewhere", "slow",
     "suspect", "agent", "group", "call", "busy",
 ]  # fmt: skip
@@ -112,15 +112,15 @@ class JobStore:
 
 
 @dataclass
-class Problem:
+class Finding:
     """What is wrong with ranks, a group or an agent, in words.
 
     Attributes:
-        kind: of a finding, which a diagnosis makes of what agents answer: ``failed``: the rank has failed; ``joining``:
+        kind: found by a diagnosis, in what agents answer: ``failed``: the rank has failed; ``joining``:
             a world is not complete; ``stopped``, ``ended``, ``silent``: its agent does not answer, or left no dump;
             ``order``: ranks wait for each other in collectives, or make different ones under one number;
             ``messages``: in messages; ``tags``: in messages whose tags differ; ``key``: it waits for a key of the
-            store; ``elsewhere``: it is in the user's code; ``slow``: all ranks are in the call. Of other problems:
+            store; ``elsewhere``: it is in the user's code; ``slow``: all ranks are in the call. Found in an overview:
             ``suspect``: the rank is; ``agent``: a standalone agent is suspect or has failed; ``group``: it has failed;
             ``call``: it is held up; ``busy``: the others wait for the rank, which comes late to each operation.
         job: the job; empty for a standalone agent.
@@ -137,7 +137,7 @@ class Problem:
         severity: ``note`` for what is no problem, but slow.
     """
 
-    kind: ProblemKind
+    kind: FindingKind
     job: str
     ranks: list[int]
     text: str
@@ -190,9 +190,9 @@ class Diagnosis:
 
     ok: bool
     time: float
-    findings: list[Problem]
+    findings: list[Finding]
     ranks: list[DiagnosedRank]
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
 
 
 @dataclass
@@ -227,9 +227,9 @@ class Overview:
     inflight: list[GroupInFlight]
     rates: TotalRates
     store: list[JobStore]
-    findings: list[Problem] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     jobs: list[JobInfo] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
 
 
 @dataclass

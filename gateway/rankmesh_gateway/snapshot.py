@@ -8,7 +8,7 @@ from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.diagnosis.problems import find_problems
 from rankmesh_gateway.diagnosis.service import DiagnosisService
-from rankmesh_gateway.schemas import GatewayInfo, Overview, Problem
+from rankmesh_gateway.schemas import Finding, GatewayInfo, Overview
 from rankmesh_gateway.state.history import total_rates
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
@@ -37,7 +37,7 @@ class SnapshotCache:
         self._cached: dict[str | None, tuple[float, bytes]] = {}
         """By job, None for all, when the snapshot was created, and the snapshot."""
 
-    def build(self, job: str | None = None, findings: list[Problem] | None = None) -> Overview:
+    def build(self, job: str | None = None, findings: list[Finding] | None = None) -> Overview:
         """Return a snapshot of one job or of all, with these findings on it, or with those of the last seconds."""
         registry = self._registry
         ranks, agents, groups = registry.ranks(job), registry.agents.entries(job), registry.groups(job)

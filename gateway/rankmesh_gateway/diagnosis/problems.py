@@ -10,14 +10,14 @@ from rankmesh_agent.wire.schemas import AgentEntry, RankGroupInfo
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.stalls import find_failures
 from rankmesh_gateway.humanize import ranks, seconds
-from rankmesh_gateway.schemas import GroupInFlight, Overview, Problem, Severity
+from rankmesh_gateway.schemas import Finding, GroupInFlight, Overview, Severity
 
 _WAITING_SHARE = 0.2
 """Share of their time that ranks spend in the operations of a group if they wait for another one."""
 _CHECK_PROCESS = "see on {} whether process {} runs"
 
 
-def find_problems(overview: Overview) -> list[Problem]:
+def find_problems(overview: Overview) -> list[Finding]:
     """Return the problems in an overview: failures, findings, then others; of each job, its newest epoch's.
 
     The failures among the findings are left out, as the overview's ranks may be newer.
@@ -44,28 +44,28 @@ def find_problems(overview: Overview) -> list[Problem]:
     ]
 
 
-def _suspect(report: RankReport) -> Problem:
+def _suspect(report: RankReport) -> Finding:
     silence = report.heartbeat_age
     text = f"{report.name} of job {report.job} is suspect: no heartbeat for {seconds(silence)}"
-    return Problem("suspect", report.job, [report.rank], text, _CHECK_PROCESS.format(report.host, report.pid), silence)
+    return Finding("suspect", report.job, [report.rank], text, _CHECK_PROCESS.format(report.host, report.pid), silence)
 
 
-def _agent(entry: AgentEntry) -> Problem:
+def _agent(entry: AgentEntry) -> Finding:
     agent, silence, has_failed = entry.agent, entry.heartbeat_age, entry.state == "failed"
     what = "has failed" if has_failed else "is suspect"
     text = f"agent {agent.name} on {agent.host} {what}: no heartbeat for {seconds(silence)}"
     remedy = _CHECK_PROCESS.format(agent.host, agent.pid)
     severity: Severity = "failed" if has_failed else "warning"
-    return Problem("agent", "", [], text, remedy, silence, name=agent.name, severity=severity)
+    return Finding("agent", "", [], text, remedy, silence, name=agent.name, severity=severity)
 
 
-def _failed_group(group: RankGroupInfo) -> Problem:
+def _failed_group(group: RankGroupInfo) -> Finding:
     text = f"group {group.name} of job {group.job} has failed: {group.failure}"
     remedy = "look at the output of its ranks: their calls in this group raise that error"
-    return Problem("group", group.job, [], text, remedy, name=group.name, severity="failed")
+    return Finding("group", group.job, [], text, remedy, name=group.name, severity="failed")
 
 
-def _held_up(call: GroupInFlight, reports: Sequence[RankReport]) -> Problem:
+def _held_up(call: GroupInFlight, reports: Sequence[RankReport]) -> Finding:
     """Return the problem of an operation that waits for missing ranks."""
     here = [each for each in reports if (each.job, each.epoch) == (call.job, call.epoch)]
     known = {each.rank: f" ({each.host}, pid {each.pid}, {each.state})" for each in here}
@@ -77,10 +77,10 @@ def _held_up(call: GroupInFlight, reports: Sequence[RankReport]) -> Problem:
     label = f"{call.op} #{call.seq}"
     text = f"{label} in group {call.name} of job {call.job} has been held up for {seconds(call.age)} by {culprit}"
     remedy = f"'rankmesh stacks {missing[0]}' shows where rank {missing[0]} is"
-    return Problem("call", call.job, missing, text, remedy, call.age, label, call.arrived)
+    return Finding("call", call.job, missing, text, remedy, call.age, label, call.arrived)
 
 
-def _busy(group: RankGroupInfo) -> Iterator[Problem]:
+def _busy(group: RankGroupInfo) -> Iterator[Finding]:
     """Yield a note on the member that the others wait for: it spends far less of its time in the operations."""
     shares = sorted((share, int(rank)) for rank, share in group.busy.items())
     if len(shares) > 2 and shares[1][0] >= _WAITING_SHARE and shares[0][0] <= shares[1][0] / 2:
@@ -90,4 +90,4 @@ def _busy(group: RankGroupInfo) -> Iterator[Problem]:
             f"{group.name} of job {group.job}, they at least {second:.0%}"
         )
         remedy = f"'rankmesh stacks {rank}' shows what it does meanwhile"
-        yield Problem("busy", group.job, [rank], text, remedy, severity="note")
+        yield Finding("busy", group.job, [rank], text, remedy, severity="note")

@@ -10,7 +10,7 @@ from rankmesh_gateway import humanize
 from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP
 from rankmesh_gateway.diagnosis.waits import JobView, Wait
 from rankmesh_gateway.humanize import seconds
-from rankmesh_gateway.schemas import ProblemKind
+from rankmesh_gateway.schemas import FindingKind
 
 _NAMED = 4
 """Maximum number of places, and of keys, in a sentence."""
@@ -137,7 +137,7 @@ def place_texts(view: JobView, ranks: Iterable[int]) -> dict[int, str]:
     return {rank: f"{place.file}:{place.line}" for rank, place in places.items() if place is not None}
 
 
-def remedy(view: JobView, kind: ProblemKind, ranks: Sequence[int]) -> str:
+def remedy(view: JobView, kind: FindingKind, ranks: Sequence[int]) -> str:
     """Return what to do about ranks."""
     report = view.reports[ranks[0]]
     numbers = " ".join(map(str, ranks[:_NAMED]))

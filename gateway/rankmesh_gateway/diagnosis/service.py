@@ -14,7 +14,7 @@ from rankmesh_gateway.diagnosis.frames import location_of
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import add_snapshots
 from rankmesh_gateway.diagnosis.stalls import find_stalls
-from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, Problem, RankDetails
+from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, Finding, RankDetails
 from rankmesh_gateway.state.registry import Registry
 
 PATIENCE_SECONDS = 1.0
@@ -53,7 +53,7 @@ class DiagnosisService:
         self._known: Diagnosis | None = None
         self._expires_at = float("-inf")
 
-    def known(self) -> list[Problem]:
+    def known(self) -> list[Finding]:
         """Return the findings of the last diagnosis; none if it is old."""
         if self._known is None or time.monotonic() >= self._expires_at + _STALE_SECONDS:
             return []

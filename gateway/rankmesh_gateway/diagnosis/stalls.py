@@ -17,19 +17,19 @@ from rankmesh_gateway.diagnosis.reports import NO_DUMP, RankReport
 from rankmesh_gateway.diagnosis.sentences import subject, verb
 from rankmesh_gateway.diagnosis.waits import JobView, Wait, of_group
 from rankmesh_gateway.humanize import seconds
-from rankmesh_gateway.schemas import HELD_UP_SECONDS, Problem, ProblemKind
+from rankmesh_gateway.schemas import HELD_UP_SECONDS, Finding, FindingKind
 
 MIN_SECONDS = 1.0
 """Age below which a wait is no finding: every step of a job waits a little."""
 _SAME_ARGUMENTS = frozenset({"all_reduce", "broadcast", "barrier"})
 """Collectives whose arguments are equal at all ranks."""
 
-_ORDER: Sequence[ProblemKind] = get_args(ProblemKind)
+_ORDER: Sequence[FindingKind] = get_args(FindingKind)
 
 
 def find_stalls(
     reports: Sequence[RankReport], groups: Sequence[Mapping[str, Any]] = (), *, over: bool = False
-) -> list[Problem]:
+) -> list[Finding]:
     """Return the findings, the most certain first.
 
     Args:
@@ -44,7 +44,7 @@ def find_stalls(
     return sorted(found, key=lambda each: (_ORDER.index(each.kind), -each.seconds))
 
 
-def find_failures(reports: Sequence[RankReport]) -> Iterator[Problem]:
+def find_failures(reports: Sequence[RankReport]) -> Iterator[Finding]:
     """Yield a finding on each rank of a job that failed by itself, the earliest first, and those that it took along."""
     failed = sorted((each for each in reports if each.state == "failed"), key=lambda each: -each.heartbeat_age)
     causes = [each for each in failed if not each.failed_ranks] or failed[:1]
@@ -57,10 +57,10 @@ def find_failures(reports: Sequence[RankReport]) -> Iterator[Problem]:
         if after := sorted(victims[cause.rank]):
             text += f"; {subject(after)} failed because of it"
         remedy = "look at its output, and start the job again"
-        yield Problem("failed", cause.job, [cause.rank], text, remedy, cause.heartbeat_age, severity="failed")
+        yield Finding("failed", cause.job, [cause.rank], text, remedy, cause.heartbeat_age, severity="failed")
 
 
-def _find(view: JobView, *, over: bool) -> Iterator[Problem]:
+def _find(view: JobView, *, over: bool) -> Iterator[Finding]:
     """Yield the findings on a job."""
     min_seconds, slow_seconds = (0.0, 0.0) if over else (MIN_SECONDS, HELD_UP_SECONDS)
     mismatched = set[tuple[str, int]]()
@@ -139,8 +139,8 @@ def _direct(view: JobView, ranks: Collection[int]) -> list[tuple[int, Wait]]:
 
 
 def _stall(
-    view: JobView, kind: ProblemKind, ranks: list[int], direct: list[tuple[int, Wait]], behind: list[int]
-) -> Problem:
+    view: JobView, kind: FindingKind, ranks: list[int], direct: list[tuple[int, Wait]], behind: list[int]
+) -> Finding:
     """Return the finding on ranks that wait for none.
 
     Args:
@@ -168,7 +168,7 @@ def _stall(
     indirect = [rank for rank in behind if rank not in waiting]
     if indirect:
         parts = [*parts, f"behind {'it' if len(waiting) == 1 else 'them'} {sentences.waiting_at(view, indirect)}"]
-    return Problem(
+    return Finding(
         kind,
         view.job,
         ranks,
@@ -182,13 +182,13 @@ def _stall(
     )
 
 
-def _circle(view: JobView, ranks: list[int], blocked: Mapping[int, Collection[int]]) -> Problem:
+def _circle(view: JobView, ranks: list[int], blocked: Mapping[int, Collection[int]]) -> Finding:
     """Return the finding on ranks that wait for each other."""
     waits = {rank: next(wait for wait in view.waits[rank] if not wait.ranks.isdisjoint(ranks)) for rank in ranks}
     age = min(wait.age for wait in waits.values())
     kinds = {wait.kind for wait in waits.values()}
     ops = {wait.op for wait in waits.values()}
-    kind: ProblemKind = "order" if kinds != {"message"} else "messages" if len(ops) == 1 else "tags"
+    kind: FindingKind = "order" if kinds != {"message"} else "messages" if len(ops) == 1 else "tags"
     by_label: dict[str, list[int]] = defaultdict(list)
     for rank, wait in waits.items():
         by_label[wait.label].append(rank)
@@ -207,12 +207,12 @@ def _circle(view: JobView, ranks: list[int], blocked: Mapping[int, Collection[in
     first = waits[ranks[0]]
     places = sentences.place_texts(view, [*ranks, *behind])
     last = view.last_common(next((wait for wait in waits.values() if wait.kind == "collective"), None))
-    return Problem(kind, view.job, ranks, "; ".join(parts), remedy, age, first.label, behind, last, places)
+    return Finding(kind, view.job, ranks, "; ".join(parts), remedy, age, first.label, behind, last, places)
 
 
 def _mismatch(
     view: JobView, group: Mapping[str, Any], blocked: Mapping[int, Collection[int]]
-) -> tuple[int, Problem | None]:
+) -> tuple[int, Finding | None]:
     """Return the number of the earliest collective in flight, and the finding if ranks make different ones under it."""
     waits = [
         wait
@@ -248,11 +248,11 @@ def _mismatch(
     remedy = "make these calls in one order on all ranks" if len(ops) > 1 else "give equal arguments on all ranks"
     last = view.last_common(next(wait for wait in waits if wait.seq == seq))
     places = sentences.place_texts(view, [*ranks, *behind])
-    return seq, Problem("order", view.job, ranks, "; ".join(parts), remedy, age, number, behind, last, places)
+    return seq, Finding("order", view.job, ranks, "; ".join(parts), remedy, age, number, behind, last, places)
 
 
-def _joining_stall(view: JobView) -> Problem:
+def _joining_stall(view: JobView) -> Finding:
     known = sorted(report.rank for report in view.joining if report.rank >= 0)
     there = subject(known) if known else f"{len(view.joining)} processes without a rank"
     text = f"job {view.job} waits for more ranks to join; {there} {verb(view.joining, 'is', 'are')} there"
-    return Problem("joining", view.job, known, text, "look at the output of the ranks that are missing")
+    return Finding("joining", view.job, known, text, "look at the output of the ranks that are missing")

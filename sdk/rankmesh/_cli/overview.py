@@ -13,7 +13,7 @@ from rankmesh_gateway.humanize import ranks, rate, seconds, size
 
 Overview = dict[str, Any]
 Finding = Mapping[str, Any]
-"""The JSON of a Problem."""
+"""The JSON of a Finding."""
 
 _OTHERS = frozenset({"suspect", "agent", "group", "call"})
 """Kinds of problems that the gateway knows without asking agents."""
@@ -108,7 +108,7 @@ class Verdict:
     """The problems of jobs and agents as the gateway lists them, for ``status`` and ``diagnose``.
 
     Args:
-        problems: in the JSON of Problem.
+        problems: in the JSON of Finding.
         jobs: the jobs that there are.
 
     Attributes:

@@ -10,7 +10,7 @@ from support import overview
 
 from rankmesh_agent.wire import json_text
 from rankmesh_gateway.diagnosis.problems import find_problems
-from rankmesh_gateway.schemas import Overview, Problem
+from rankmesh_gateway.schemas import Finding, Overview
 
 HELD_UP = "all_reduce(sum, float32 x 1024) #103 in group world of job job has been held up for 16.0 s"
 FAILED = {"state": "failed", "reason": "killed"}
@@ -27,7 +27,7 @@ def parts(ranks: int = 2) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def problems(made: dict[str, list[dict[str, Any]]], findings: Sequence[dict[str, Any]] = ()) -> list[Problem]:
+def problems(made: dict[str, list[dict[str, Any]]], findings: Sequence[dict[str, Any]] = ()) -> list[Finding]:
     gateway = {"id": "g", "version": "1", "uptime": 1.0}
     rest = {"time": 1e9, "gateway": gateway, "rates": {"operations": 0.0, "bytes": 0.0}, "store": []}
     return find_problems(json_text.convert(Overview, {**rest, **made, "findings": findings}))

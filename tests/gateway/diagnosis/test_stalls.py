@@ -10,7 +10,7 @@ import pytest
 from rankmesh_gateway.diagnosis.frames import location_of
 from rankmesh_gateway.diagnosis.reports import RankReport
 from rankmesh_gateway.diagnosis.stalls import find_stalls
-from rankmesh_gateway.schemas import Problem
+from rankmesh_gateway.schemas import Finding
 
 WORLD = "776f726c64000000"
 
@@ -97,7 +97,7 @@ class World:
         self.reports[rank].snapshot = None
         self.reports[rank].process, self.reports[rank].error = process, error
 
-    def only(self) -> Problem:
+    def only(self) -> Finding:
         (found,) = find_stalls(self.reports)
         return found
 
