@@ -227,16 +227,6 @@ def backends_by_name(dist: Any, rank: int, size: int) -> Any:
 
 
 @cell(sizes=SEVERAL)
-def the_members_of_a_group_as_other_ranks_know_them(dist: Any, rank: int, size: int) -> Any:
-    group = dist.new_group([size - 1])
-    return (
-        dist.get_process_group_ranks(group),
-        dist.get_group_rank(group, size - 1),
-        dist.get_global_rank(group, 0),
-    )
-
-
-@cell(sizes=SEVERAL)
 def send_in_a_group_of_other_ranks(dist: Any, rank: int, size: int) -> Any:
     group = dist.new_group([size - 1])
     if is_member(dist, group):
