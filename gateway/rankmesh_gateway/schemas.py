@@ -113,7 +113,7 @@ class JobStore:
 
 @dataclass
 class Finding:
-    """What is wrong with ranks, a group or an agent, in words.
+    """A problem of ranks, a group or an agent, in words.
 
     Attributes:
         kind: found by a diagnosis, in what agents answer: ``failed``: the rank has failed; ``joining``:

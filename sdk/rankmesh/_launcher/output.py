@@ -1,4 +1,4 @@
-"""Where the ranks' output goes: the launcher's own stdout and stderr, and files with torchrun's names.
+"""Outputs of the ranks: the launcher's own stdout and stderr, and files with torchrun's names.
 
 The files are ``<log-dir>/<job>_<random>/attempt_<number>/<local rank>/stdout.log`` and ``stderr.log``.
 Source: torch.distributed.elastic.multiprocessing.DefaultLogsSpecs
@@ -140,7 +140,7 @@ class LogOptions(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Where a stream of a rank goes: to the launcher's own, None if it is not shown there, and to a file."""
+    """Destinations of a stream of a rank: the launcher's own, None if it is not shown there, and a file."""
 
     writer: TerminalWriter | None
     file: LogFile | None = None
