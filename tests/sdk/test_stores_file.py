@@ -250,9 +250,12 @@ def test_a_user_that_waited_for_a_removed_file_makes_a_new_one(path):
 def use_again_and_again(path: str, answers: Connection) -> None:
     """Open the file, write, empty and remove it, as jobs at one ``file://`` do that meet and end."""
     errors = []
-    for _ in range(100):
+    for _ in range(250):
         try:
             with contextlib.closing(KeyFile(path)) as file:
+                with contextlib.suppress(FileNotFoundError):
+                    if mode := os.stat(path).st_mode & 0o077:
+                        errors.append(f"other users have it: {mode:o}")
                 file.change(lambda values: (None, {"k": b"v"}))
                 file.change(lambda values: (None, dict.fromkeys(values)))
                 file.remove_if_empty()
@@ -270,8 +273,9 @@ def test_users_that_remove_the_file_and_those_that_open_it_meanwhile(path):
     users = [forking.Process(target=use_again_and_again, args=(str(path), answers)) for _, answers in pipes]
     for user in users:
         user.start()
-    assert [found.recv() for found, _ in pipes] == [[]] * 4
+    assert [found.poll(120) and found.recv() for found, _ in pipes] == [[]] * 4
     for user in users:
-        user.join()
+        user.join(60)
+    assert [user.exitcode for user in users] == [0] * 4
     for pipe in itertools.chain(*pipes):
         pipe.close()

@@ -188,7 +188,7 @@ class Rank:
 
     @property
     def ending(self) -> str:
-        """How the process ended: ``signal SIGTERM (15) from the launcher``."""
+        """The end of the process, as text: ``signal SIGTERM (15) from the launcher``."""
         status = self.exit_status
         sent = status is not None and status.signal is not None and status.signal == self.sent
         return f"{status} from the launcher" if sent else str(status)

@@ -178,12 +178,11 @@ class KeyFile:
 
     def _prepare(self, user: bool) -> None:
         """Create the tables of an empty file, check that others are of this class, and count the user."""
-        if self._rows("PRAGMA application_id") != [(_APPLICATION_ID,)]:
-            # SQLite takes a file of one byte for an empty one.
-            if os.stat(self.path).st_size == 1 or self._rows("SELECT count(*) FROM sqlite_master") != [(0,)]:
-                raise self._foreign()
+        if not os.stat(self.path).st_size:
             for statement in _SCHEMA:
                 self._rows(statement)
+        elif self._rows("PRAGMA application_id") != [(_APPLICATION_ID,)]:
+            raise self._foreign()
         if user:
             self._rows("UPDATE users SET now = now + 1")
 
