@@ -279,7 +279,7 @@ class Agent:
         groups = self.group_registry.all()
         return {message.record[3] for group in groups for message in group.messages.waiting.copy().values()}
 
-    def vitals(self) -> AgentStats:
+    def stats(self) -> AgentStats:
         """Return the agent's counters."""
         lost = dict(self.engine.lost_peers)
         return AgentStats(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rankmesh_agent.collectives.hosts import Layout
-from rankmesh_agent.collectives.rounds import distances, fold
+from rankmesh_agent.collectives.rounds import allreduce_bytes, distances
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.shared_memory.mapping import Mapping
 from rankmesh_agent.shared_memory.segment import Segment
@@ -65,7 +65,7 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
         CallMismatchError: the ranks did not make the same call.
     """
     # Chunks are as long as slots allow, so all members, on all hosts, need the same ones.
-    agreed = fold(link, b"%d %d" % (options.slot_bytes, options.oversubscribed), _agree)
+    agreed = allreduce_bytes(link, b"%d %d" % (options.slot_bytes, options.oversubscribed), _agree)
     shortest, shares_cores = map(int, bytes(agreed).split())
     link.shares_cores = bool(shares_cores)
     slot_bytes = max(shortest, Segment.min_slot_bytes(link.size))
@@ -83,7 +83,7 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
                 why = error.message
         mapping, trouble = _share(link, here, mapping, why, size, options.directory)
         refusal = b"%d " % link.rank + trouble.encode()[:_MAX_REASON] if trouble else b""
-        verdict = bytes(fold(link, refusal, lambda lower, upper: lower or upper))
+        verdict = bytes(allreduce_bytes(link, refusal, lambda lower, upper: lower or upper))
     finally:
         if link.rank == first and mapping is not None:
             mapping.release()
