@@ -280,7 +280,7 @@ FAULTS = [
     Fault(STATE + "job.py", "epoch.number = self._next_number()", "pass", GATEWAY, "two worlds have one epoch"),
     Fault(STATE + "registry.py", ", if_idle=True", "", GATEWAY, "a second connection's joiner loses its place"),
     Fault(STATE + "registry.py", "        if len(self._jobs) >= MAX_JOBS:\n            raise", "        if False:\n            raise", GATEWAY, "jobs are kept without end"),
-    Fault(STATE + "registry.py", "if len(found) > 1:  #", "if False:  #", GATEWAY, "a group of a world that is over makes a name ambiguous"),
+    Fault(STATE + "groups.py", "if len(found) > 1:  #", "if False:  #", GATEWAY, "a group of a world that is over makes a name ambiguous"),
     Fault(STATE + "registry.py", "        _cancel(waiters)\n        self.events", "        self.events", GATEWAY, "joiners wait on when the registry is closed"),
     Fault(STATE + "epoch.py", "record.joining, record.last_seen = False, now", "record.joining = False", GATEWAY, "ranks that waited long are suspect at once"),
     Fault(STATE + "epoch.py", "if record is not reporter and record.fail(", "if record.fail(", GATEWAY, "a rank reports its own loss"),
