@@ -239,7 +239,7 @@ FAULTS = [
     Fault(GROUP + "call_queue.py", "            state.started_at = None", "            pass", GROUPS, "a call that ended is shown as under way"),
     # State of a group
     Fault(GROUP + "local_state.py", "            self.abort(failure)", "            pass", FAILURE, "members are not told of a loss before this rank leaves"),
-    Fault(GROUP + "local_state.py", "(all(lost) if any_will_do else any(lost))", "any(lost)", FAILURE, "a receive from any rank ends with the first that is gone"),
+    Fault(GROUP + "local_state.py", "[] if any_will_do and len(gone) < len(ranks) else gone", "gone", FAILURE, "a receive from any rank ends with the first that is gone"),
     Fault(GROUP + "local_state.py", "not self.engine.lost_peers[rank].clean and", "", FAILURE, "a goodbye ends the group"),
     Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure, ", "            if True:\n                self.failure, ", FAILURE, "a later failure hides the first"),
     Fault(GROUP + "local_state.py", "if own or isinstance(error, CollectiveTimeoutError):", "if own:", FAILURE, "members report our deadline as theirs"),
@@ -280,7 +280,7 @@ FAULTS = [
     Fault(STATE + "job.py", "epoch.number = self._next_number()", "pass", GATEWAY, "two worlds have one epoch"),
     Fault(STATE + "registry.py", ", if_idle=True", "", GATEWAY, "a second connection's joiner loses its place"),
     Fault(STATE + "registry.py", "        if len(self._jobs) >= MAX_JOBS:\n            raise", "        if False:\n            raise", GATEWAY, "jobs are kept without end"),
-    Fault(STATE + "registry.py", "if len(found) > 1:  #", "if False:  #", GATEWAY, "a group of a world that is over makes a name ambiguous"),
+    Fault(STATE + "groups.py", "if len(found) > 1:  #", "if False:  #", GATEWAY, "a group of a world that is over makes a name ambiguous"),
     Fault(STATE + "registry.py", "        _cancel(waiters)\n        self.events", "        self.events", GATEWAY, "joiners wait on when the registry is closed"),
     Fault(STATE + "epoch.py", "record.joining, record.last_seen = False, now", "record.joining = False", GATEWAY, "ranks that waited long are suspect at once"),
     Fault(STATE + "epoch.py", "if record is not reporter and record.fail(", "if record.fail(", GATEWAY, "a rank reports its own loss"),
@@ -335,7 +335,7 @@ FAULTS = [
     Fault(LAUNCHER + "output.py", "            self._gone = True\n", "            raise\n", LAUNCH, "a log viewer that goes ends the job"),
     Fault(LAUNCHER + "signals.py", "if signal.getsignal(number) is not signal.SIG_IGN", "if True", "sdk/launcher/test_signals.py sdk/launcher/test_processes.py", "nohup is in vain"),
     Fault(LAUNCHER + "gateway.py", "self._gateway.registry.process_exited(", "str(", LAUNCH + " sdk/test_killed_rank.py", "the gateway is not told how a rank ended"),
-    Fault("agent/rankmesh_agent/net/interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
+    Fault("agent/rankmesh_agent/net/interrupts.py", "            if self._frames:", "            if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
     Fault(LAUNCHER + "failure.py", "cause if cause is not None and self.has_failed(self.cause) else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
     # Access without a token, and files
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "        if int(inode):", "        if True:", PEERS, "a closed connection counts as root's (/proc)"),

@@ -329,8 +329,9 @@ class Agent:
         self.engine.end_in_child()
 
     def _send_heartbeat(self) -> None:
-        self.engine.fail_silent_hosts()
-        self.engine.report_limit()
+        self._liveness.fail_silent_hosts()
+        with self.engine.lock:
+            self.engine.waits.report_limit(self.engine.connected())
         lost = self._liveness.failed_peers()
         self._liveness.pass_on()
         if self.engine.on_demand:

@@ -209,7 +209,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.queue.backend.on_peer_lost()
 
     def exposed_to(self) -> set[int]:
-        return self.matcher.exposed_to()
+        return {announced.rank for announced in self.matcher.announced.values()}
 
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         opcode = header.opcode

@@ -27,6 +27,7 @@ class Engine(SimpleNamespace):
             epoch=1,
             on_demand=False,
             lock=threading.RLock(),
+            lost_peers={},
             unaddressed={},
             sent=sent,
             send=lambda to, frame: sent.append((to, frame)),
