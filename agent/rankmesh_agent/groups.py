@@ -18,7 +18,8 @@ from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.descriptors import limit_named
 from rankmesh_agent.net.fork import reset_lock
-from rankmesh_agent.shared_memory.mapping import remove_orphans, unsupported
+from rankmesh_agent.shared_memory.mapping import unsupported
+from rankmesh_agent.shared_memory.orphans import remove_orphans
 from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError, from_code
 from rankmesh_agent.wire.goodbye import Goodbye
