@@ -181,7 +181,7 @@ FAULTS = [
     Fault("agent/rankmesh_agent/remote/staging.py", "seals & ~_SEAL_EXEC != _SEALS or ", "", STAGING, "an attached process may cut off the memory that its agent uses"),
     Fault("agent/rankmesh_agent/remote/staging.py", " or nbytes > self._staging.bytes.size", "", STAGING, "a call's arrays may be longer than the buffer"),
     Fault("agent/rankmesh_agent/remote/staging.py", "failed or not is_kept", "not is_kept", STAGING, "a buffer that a failed call may still write to is used again"),
-    Fault(S + "mapping.py", "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", FILES, "memory of a process that lives is removed"),
+    Fault(S + "orphans.py", "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", FILES, "memory of a process that lives is removed"),
     Fault("agent/rankmesh_agent/net/fork.py", "    import_lock.acquire(timeout=_FORK_SECONDS)", "    pass", "sdk/test_fork.py -k imports", "a child waits for an import of its parent"),
     Fault(GROUP + "work.py", "    if made_in is not _process:", "    if False:", "sdk/test_fork.py", "a child waits for its parent's call"),
     Fault(T + "shm_ring.py", "self._copy_in(0, buffer[first:])", "self._copy_in(0, buffer[:0])", RING, "bytes past the end of the ring are lost"),

@@ -98,7 +98,7 @@ class Agent:
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
             limit = max(terms.deadline.remaining(), MIN_SETUP_SECONDS) if job.grown else terms.timeout
             try:
-                self.world = self.group_registry.make(range(job.world_size), "world", limit)
+                self.world = self.group_registry.make_world(limit)
             except RankFailedError:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise

@@ -39,7 +39,7 @@ from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.inherited import print_line, reset_inherited
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.net.tls import check_environment
-from rankmesh_agent.shared_memory.mapping import remove_orphans
+from rankmesh_agent.shared_memory.orphans import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.printable import printable_lines
 from rankmesh_agent.wire.schemas import NO_NODE
