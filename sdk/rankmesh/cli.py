@@ -24,7 +24,6 @@ from rankmesh._cli.exit_codes import (
     require_linux,
     write,
 )
-from rankmesh._cli.groups import groups
 from rankmesh._cli.stacks import stacks
 from rankmesh._cli.status import status
 from rankmesh_agent.net.inherited import reset_inherited
@@ -95,7 +94,6 @@ def agent(context: typer.Context) -> int:
 
 app.command(short_help="Show ranks, groups, rates and operations in flight.")(status)
 app.command(short_help="Print a link to your job's dashboard.")(dashboard)
-app.command(short_help="List the groups, or show one.")(groups)
 app.command(short_help="Report which rank holds up a job, and where.")(diagnose)
 app.command(short_help="Show the Python stacks of ranks.")(stacks)
 app.command(short_help="Check hosts, network and shared memory.")(doctor)
@@ -114,6 +112,8 @@ def main() -> None:
     """
     if sys.platform != "win32":
         reset_inherited()
+    if sys.argv[1:2] == ["groups"]:  # the name of releases up to 0.2
+        sys.argv[1:2] = ["status", "--groups"]
     try:
         code = app(prog_name="rankmesh", standalone_mode=False)
     except typer.Abort:
