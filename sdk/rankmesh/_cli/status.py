@@ -39,9 +39,11 @@ def status(
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
     job: JobOption = "",
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit; the default without a terminal.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print once and exit; the default if output is no terminal.")
+    ] = False,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=_LEAST_INTERVAL, help="Seconds between refreshes.")
+        float, typer.Option(metavar="SECONDS", min=_LEAST_INTERVAL, help="Refresh interval in seconds.")
     ] = 1.0,
     groups: Annotated[bool, typer.Option("--groups", help="Print the groups only, once.")] = False,
     json: JsonOption = False,
