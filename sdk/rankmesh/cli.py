@@ -26,7 +26,6 @@ from rankmesh._cli.exit_codes import (
     require_linux,
     write,
 )
-from rankmesh._cli.groups import groups
 from rankmesh._cli.stacks import stacks
 from rankmesh._cli.status import status
 from rankmesh_agent.net.inherited import reset_inherited
@@ -99,7 +98,6 @@ _SERVERS: dict[str, Callable[[Any], None]] = {"run": run, "gateway": gateway, "a
 
 app.command(short_help="Show ranks, groups, rates and operations in flight.")(status)
 app.command(short_help="Print a link to your job's dashboard.")(dashboard)
-app.command(short_help="List the groups, or show one.")(groups)
 app.command(short_help="Report which rank holds up a job, and where.")(diagnose)
 app.command(short_help="Show the Python stacks of ranks.")(stacks)
 app.command(short_help="Check hosts, network and shared memory.")(doctor)
@@ -118,6 +116,8 @@ def main() -> None:
     """
     if sys.platform != "win32":
         reset_inherited()
+    if sys.argv[1:2] == ["groups"]:  # the name of releases up to 0.2
+        sys.argv[1:2] = ["status", "--groups"]
     try:
         name, *arguments = sys.argv[1:] or [""]
         if name in _SERVERS:  # it runs for hours: without what typer loads for the conversion of options, pydantic

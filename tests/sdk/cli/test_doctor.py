@@ -66,7 +66,7 @@ def test_the_wrong_token(job: Job):
     code, stdout, stderr = job.here("doctor", RANKMESH_TOKEN="another")
     assert code == 4
     assert stderr.count("\n") == 1
-    assert stdout.startswith("Here\n")  # what is known without the gateway
+    assert stdout.startswith("This host\n")  # what is known without the gateway
 
 
 @pytest.fixture
