@@ -86,7 +86,9 @@ class Program:
         array[...] = drawn.astype(self.dtype)
         return array
 
-    def call(self, function: Callable[..., Any], *arguments: Any, results: list[npt.NDArray[Any]], **named: Any) -> None:
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, results: list[npt.NDArray[Any]], **named: Any
+    ) -> None:
         """Make a call; its results count once it has ended."""
         work = function(*arguments, group=self.group, async_op=self.asynchronous, **named)
         self._pending.append((work, results))
