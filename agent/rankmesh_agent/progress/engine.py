@@ -35,6 +35,8 @@ from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
 
+Test = Callable[[], bool]
+Action = Callable[[], object]
 _DRAIN_SECONDS = 0.001
 _UNCONNECTED = Unconnected()
 _MAX_DEPARTURES = 256
@@ -42,14 +44,15 @@ _OUTGOING = operator.attrgetter("outgoing")
 
 
 class _Peers(dict[int, FramedConnection]):
-    """The peers by rank; ``connect`` makes one that is looked up and not connected yet."""
+    """The peers of an engine by rank; it connects to one that is looked up and not connected yet."""
 
-    def __init__(self, connect: Callable[[int], FramedConnection]) -> None:
+    def __init__(self, engine: ProgressEngine) -> None:
         super().__init__()
-        self._connect = connect
+        self._engine = engine
 
     def __missing__(self, rank: int) -> FramedConnection:
-        peer = self[rank] = self._connect(rank)
+        self._engine.dial(rank)
+        peer = self[rank] = FramedConnection(rank, _UNCONNECTED, self._engine.eager_limit)
         return peer
 
 
@@ -59,7 +62,7 @@ class ProgressEngine:
     Args:
         rank: this process's global rank.
         epoch: the job's epoch; frames of another epoch are dropped.
-        connections: those that there are, by rank.
+        world_size: number of ranks.
         eager_limit: largest EAGER payload in bytes.
         oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
 
@@ -71,6 +74,7 @@ class ProgressEngine:
         closed: whether the engine is closed.
         lost_peers: how the peers have ended that have: by their GOODBYE, or as the end of the connection shows.
         lost_at: when, by the monotonic clock.
+        dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock held.
         on_demand: whether ranks connect on demand, so that some may not be connected after the join.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
         ends: an epoll descriptor that reports the end of connections, see ended_connections.
@@ -81,31 +85,28 @@ class ProgressEngine:
         own_waits: return the waits of each group of this process.
     """
 
+    dial: Callable[[int], None]
+
     def __init__(
         self,
         rank: int,
         epoch: int,
-        connections: dict[int, Connection],
+        world_size: int,
         *,
         eager_limit: int,
         oversubscribed: bool = True,
     ) -> None:
         self.rank = rank
         self.epoch = epoch
+        self.world_size = world_size
         self.eager_limit = eager_limit
         self.lost_peers: dict[int, Goodbye] = {}
         self.lost_at: dict[int, float] = {}
         self.on_peer_failure: Callable[[], None] = lambda: None
         self.on_demand = False
         self.unaddressed: dict[int, str] = {}
-        self._dial: Callable[[int], None] | None = None
-        self._world_size = 0
         self._oversubscribed = oversubscribed
-        self._peers = _Peers(self._unconnected)
-        for peer, connection in connections.items():
-            if not oversubscribed:
-                connection.use_own_cores()
-            self._peers[peer] = FramedConnection(peer, connection, eager_limit)
+        self._peers = _Peers(self)
         # Reentrant because an RLock knows its owner, which a wait interrupted by Ctrl-C needs.
         self.lock = threading.RLock()
         self.calls = 0
@@ -114,11 +115,10 @@ class ProgressEngine:
         self.closed = False
         self._changed = threading.Condition(self.lock)
         self._followers = 0
-        self._poller = Poller(self.lock, self._peers.values(), oversubscribed)
+        self._poller = Poller(self.lock, oversubscribed)
         self.ends = self._poller.ends
-        self._sinks = SinkTable(epoch, self._on_goodbye, self._on_violation)
+        self._sinks = SinkTable(epoch, self._on_goodbye)
         self.background = ProgressThread(self, self._sinks.sinks)
-        self._sink_for = self._sinks.sink_for
         self.own_waits: list[Callable[[], list[Status]]] = []
         self.waits = WaitGraph(self)
         self._sinks.add(wait_graph.GROUP, self.waits)
@@ -137,17 +137,6 @@ class ProgressEngine:
         """
         with self.lock:  # a descriptor that is closed may become that of another rank
             return self._poller.ended()
-
-    def connect_by(self, dial: Callable[[int], None], world_size: int, *, on_demand: bool) -> None:
-        """Connect to other ranks by a function.
-
-        Args:
-            dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock
-                held.
-            world_size: number of ranks.
-            on_demand: the attribute.
-        """
-        self._dial, self._world_size, self.on_demand = dial, world_size, on_demand
 
     def add_connection(self, rank: int, connection: Connection) -> None:
         """Use a connection that has been made."""
@@ -190,10 +179,10 @@ class ProgressEngine:
             for rank in () if sink is None else sink.exposed_to():
                 self.revoke(rank)
             for rank, peer in self._peers.items():
-                if rank not in self.lost_peers and not self.closed:
+                if rank not in self.lost_peers:
                     was_paused = peer.paused
                     peer.discard_group(group)
-                    if was_paused and not peer.paused:
+                    if was_paused and not peer.paused and not self.closed:
                         self._poller.update(peer)
                         self._poller.due.add(peer)
 
@@ -202,10 +191,6 @@ class ProgressEngine:
     def is_connected(self, rank: int) -> bool:
         """Return whether a rank is connected."""
         return rank in self._peers and rank not in self.lost_peers and self._peers[rank].connection is not _UNCONNECTED
-
-    def is_rank(self, rank: int) -> bool:
-        """Return whether the world has a rank of this number."""
-        return rank == self.rank or rank in self._peers or 0 <= rank < self._world_size
 
     def silent_seconds(self, rank: int) -> float:
         """Return how long a rank's host has not acknowledged what was sent to it."""
@@ -248,8 +233,7 @@ class ProgressEngine:
         for rank, peer in self._peers.items():
             header = peer.cancel_send(transfer)
             if header is not None:
-                if rank not in self.lost_peers:
-                    self._update_events(peer)
+                self._poller.update(peer)
                 return rank, header
         return None
 
@@ -298,25 +282,13 @@ class ProgressEngine:
         self.calls += 1  # before the lock is taken: the background thread, if it drives, then releases it
         return self.lock
 
-    def wait(
-        self,
-        ready: Callable[[], bool],
-        deadline: Deadline,
-        hopeless: Callable[[], bool] | None = None,
-        idle: Callable[[], object] | None = None,
-    ) -> bool:
+    def wait(self, ready: Test, deadline: Deadline, hopeless: Test | None = None, idle: Action | None = None) -> bool:
         """Wait, without the lock, until ``ready()``; see ``drive``."""
         self.calls += 1  # see lock_for_call
         with self.lock:
             return self.drive(ready, deadline, hopeless, idle)
 
-    def drive(
-        self,
-        ready: Callable[[], bool],
-        deadline: Deadline,
-        hopeless: Callable[[], bool] | None = None,
-        idle: Callable[[], object] | None = None,
-    ) -> bool:
+    def drive(self, ready: Test, deadline: Deadline, hopeless: Test | None = None, idle: Action | None = None) -> bool:
         """Move bytes until ``ready()``, or leave that to the thread that does. With the lock held, as all arguments.
 
         Args:
@@ -379,10 +351,9 @@ class ProgressEngine:
         for fd, event in events:
             peer = poller.peers.get(fd)
             if peer is None:
-                if fd == poller.wakeup_fd:
-                    # A thread in progress(), which polls beside the driver, may have read it.
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(fd)
+                # A thread in progress(), which polls beside the driver, may have read the eventfd.
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(poller.wakeup_fd)
                 continue
             ended = bool(peer.paused and event & (select.EPOLLHUP | select.EPOLLERR))
             if (poller.rings and not peer.connection.on_wakeup()) or ended:
@@ -403,7 +374,7 @@ class ProgressEngine:
         self._poller.due.discard(peer)
         peer.corked = True
         try:
-            more = peer.receive(self._sinks.sinks, self._sink_for)
+            more = peer.receive(self._sinks.sinks, self._sinks.sink_for)
         except DistNetworkError as error:
             self._drop_peer(peer, Goodbye(error.message, died=True))
             return
@@ -447,34 +418,20 @@ class ProgressEngine:
         except BaseException as error:
             self._abort_connection(peer, error)
             raise
-        self._update_events(peer)
-
-    def _update_events(self, peer: FramedConnection) -> None:
-        if peer.paused or peer.outgoing or peer.custom_events:
-            self._poller.update(peer)
+        self._poller.update(peer)
 
     def _abort_connection(self, peer: FramedConnection, error: BaseException) -> None:
         """End a connection that an exception, Ctrl-C included, has left within a frame: its position is unknown."""
         self._drop_peer(peer, Goodbye(f"interrupted in a frame by {type(error).__name__}", died=True))
 
-    def _unconnected(self, rank: int) -> FramedConnection:
-        assert self._dial is not None, rank
-        self._dial(rank)
-        return FramedConnection(rank, _UNCONNECTED, self.eager_limit)
-
     def _on_goodbye(self, rank: int, about: int, end: Goodbye) -> None:
         """Record that a peer leaves, or that another rank is lost, as a peer reports it."""
         if about == rank:
             self._drop_peer(self._peers[rank], end)
-        elif not self.is_rank(about):
+        elif not 0 <= about < self.world_size:
             raise ProtocolError(f"rank {rank} reports the end of rank {about}, which is not in the world")
         elif about != self.rank:
             self.lose(about, end)
-
-    def _on_violation(self, rank: int, error: ProtocolError) -> None:
-        """End the connection of a peer that violates the protocol."""
-        if rank in self._peers:
-            self._drop_peer(self._peers[rank], Goodbye(error.message, died=True))
 
     def _drop_peer(self, peer: FramedConnection, end: Goodbye) -> None:
         if peer.rank in self.lost_peers or self.closed:
@@ -491,7 +448,7 @@ class ProgressEngine:
         if not end.clean:
             self.on_peer_failure()
         if self.on_demand and not self._goodbye and not self.connected():  # who else has ended is not known
-            others = (rank for rank in range(self._world_size) if rank not in self.lost_peers and rank != self.rank)
+            others = (rank for rank in range(self.world_size) if rank not in self.lost_peers and rank != self.rank)
             self.connect(itertools.islice(others, 1))
 
     # The end
@@ -522,12 +479,10 @@ class ProgressEngine:
             background.join()
         with self._changed:
             self._changed.wait_for(lambda: not self.driven, SLICE_SECONDS * 10)
-            open_connections = undrained = [
-                peer.connection for rank, peer in self._peers.items() if rank not in self.lost_peers
-            ]
-            while (undrained := [conn for conn in undrained if not conn.drain()]) and not deadline.expired():
+            connections = undrained = [self._peers[rank].connection for rank in self.connected()]
+            while (undrained := [each for each in undrained if not each.drain()]) and not deadline.expired():
                 time.sleep(_DRAIN_SECONDS)
-            for connection in open_connections:
+            for connection in connections:
                 connection.close()
             self._poller.close()
 

@@ -25,23 +25,17 @@ class SinkTable(FrameSink):
 
     Args:
         epoch: the job's epoch; frames of another epoch are dropped.
-        on_goodbye: called for a GOODBYE with the peer's rank, and the rank that it is about.
-        on_violation: called with a peer's rank if one of its early frames turns out to violate the protocol.
+        on_goodbye: called for a GOODBYE with the peer's rank, and the rank that it is about; also to end the connection
+            to a peer, if one of its early frames turns out to violate the protocol.
 
     Attributes:
         sinks: the sinks, by epoch and group id, which is never 0: frames without a group have that.
     """
 
-    def __init__(
-        self,
-        epoch: int,
-        on_goodbye: Callable[[int, int, Goodbye], None],
-        on_violation: Callable[[int, ProtocolError], None],
-    ) -> None:
+    def __init__(self, epoch: int, on_goodbye: Callable[[int, int, Goodbye], None]) -> None:
         self.sinks: dict[tuple[int, int], FrameSink] = {}
         self._epoch = epoch
         self._on_goodbye = on_goodbye
-        self._on_violation = on_violation
         self._dropped: dict[int, None] = {}
         self._early: dict[int, list[tuple[int, Header, memoryview | bytes]]] = {}
         self._early_bytes: dict[int, int] = {}
@@ -54,7 +48,7 @@ class SinkTable(FrameSink):
             try:
                 sink.on_frame(rank, header, payload)
             except ProtocolError as error:
-                self._on_violation(rank, error)
+                self._on_goodbye(rank, rank, Goodbye(error.message, died=True))
 
     def drop(self, group: int) -> FrameSink | None:
         """Drop a group's frames from now on; return its sink."""

@@ -164,7 +164,7 @@ class WaitGraph(FrameSink):
                 awaited = [each for each, _ in wait.waits_for]
                 if awaited == [rank]:
                     self._limits[rank] = now, wait.text
-                elif all(map(self._engine.is_rank, awaited)):
+                elif all(0 <= each < self._engine.world_size for each in awaited):
                     waits.append(wait)
             self._answers[rank] = now, waits
             named = [pair for wait in waits for pair in wait.waits_for]

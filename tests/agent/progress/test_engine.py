@@ -21,7 +21,7 @@ from rankmesh_agent.wire.goodbye import Goodbye
 
 def test_two_threads_that_poll_at_once_are_woken_by_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first reads the eventfd, and the second finds it empty."""
-    engine = ProgressEngine(0, 1, {}, eager_limit=1024)
+    engine = ProgressEngine(0, 1, 1, eager_limit=1024)
     poller = engine._poller
     poller.wake()
     with engine.lock:
@@ -34,7 +34,7 @@ def test_two_threads_that_poll_at_once_are_woken_by_one_event(monkeypatch: pytes
 
 
 def test_a_thread_that_only_looks_does_not_hide_one_that_sleeps() -> None:
-    engine = ProgressEngine(0, 1, {}, eager_limit=1024)
+    engine = ProgressEngine(0, 1, 1, eager_limit=1024)
     poller = engine._poller
     looked = threading.Event()
 
@@ -84,8 +84,9 @@ def alone() -> Iterator[tuple[ProgressEngine, list[int]]]:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
     dialled: list[int] = []
-    engine = ProgressEngine(0, 1, {1: TcpConnection(ours, "rank 1")}, eager_limit=1024)
-    engine.connect_by(dialled.append, 3, on_demand=True)
+    engine = ProgressEngine(0, 1, 3, eager_limit=1024)
+    engine.add_connection(1, TcpConnection(ours, "rank 1"))
+    engine.dial, engine.on_demand = dialled.append, True
     yield engine, dialled
     engine.close()
     theirs.close()
