@@ -16,7 +16,7 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, er
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.job_membership import JobMembership
-from rankmesh_agent.net.descriptors import limit_named
+from rankmesh_agent.net.descriptors import convert_emfile
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.shared_memory.mapping import unsupported
 from rankmesh_agent.shared_memory.orphans import remove_orphans
@@ -95,7 +95,7 @@ class GroupRegistry:
         """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
         return next((group for group in self.all() if name in (group.name, f"{group.id:016x}")), None)
 
-    @limit_named("this rank cannot make a group")
+    @convert_emfile("this rank cannot make a group")
     def make(
         self,
         ranks: Sequence[int],

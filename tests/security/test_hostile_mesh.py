@@ -111,7 +111,7 @@ class Rank:
             if 1 not in self.engine.lost_peers:
                 self.matcher.receive(1, np.zeros(16, np.uint8).data, BYTES, TAG)
         self.engine.progress()
-        self.engine.waits.stragglers([1, 2], GROUP, 3)
+        self.engine.wait_graph.stragglers([1, 2], GROUP, 3)
         self.group.link.calls.missing(3)
         self.group.link.begin(4, 44, lambda ready, missing, idle=None: None)
 

@@ -71,7 +71,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self._left = self._closed = False
         self.recorder.add_group(self)
         engine.register_sink(group, self)
-        engine.own_waits.append(self._waits)
+        engine.status_sources.append(self._statuses)
 
     def use_backend(self, backend: Backend) -> None:
         """See Communicator; a backend with a transport for messages carries these, too."""
@@ -183,7 +183,7 @@ class LocalCommunicator(Communicator, FrameSink):
             self.state.mark_destroyed()
         self.engine.unregister_sink(self.id)
         with self.engine.lock:
-            self.engine.own_waits.remove(self._waits)
+            self.engine.status_sources.remove(self._statuses)
 
     def close(self) -> None:
         self.leave()
@@ -194,8 +194,8 @@ class LocalCommunicator(Communicator, FrameSink):
         self.state.forget_wait()
         self.recorder.remove_group(self)
 
-    def _waits(self) -> list[Status]:
-        return self.state.waits() + self.messages.waits()
+    def _statuses(self) -> list[Status]:
+        return self.state.statuses() + self.messages.statuses()
 
     def end_in_child(self) -> None:
         self._closed = True

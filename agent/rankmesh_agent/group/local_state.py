@@ -100,9 +100,9 @@ class LocalGroupState(GroupState):
         if self._asked != self.seq and deadline.seconds >= MIN_SECONDS and deadline.remaining() <= ASK_SECONDS:
             self._asked = self.seq
             with engine.lock:
-                engine.waits.inquire(waiting_for)
+                engine.wait_graph.inquire(waiting_for)
 
-    def waits(self) -> list[Status]:
+    def statuses(self) -> list[Status]:
         """Return the wait of the call under way, as other ranks are answered. With the engine's lock held."""
         if self.started_at is None:
             return []
@@ -158,12 +158,12 @@ class LocalGroupState(GroupState):
         It names the ranks that have no free descriptor, if there are any, in place of those that are late. For the
         operation's ``own`` deadline it is a DescriptorLimitError if they include this rank.
         """
-        waits = self.engine.waits
+        graph = self.engine.wait_graph
         with self.engine.lock:
-            blamed, present, elsewhere, limits = waits.stragglers(
+            blamed, present, elsewhere, exhausted = graph.stragglers(
                 waiting_for, self.group, -1 if seq is None else seq, deadline.at - deadline.seconds
             )
-        numbers = waits.numbers | dict(zip(self.ranks, self.global_ranks, strict=True))
+        numbers = graph.numbers | dict(zip(self.ranks, self.global_ranks, strict=True))
         described = blamed if len(blamed) <= FEW else blamed[:_DESCRIBED]
         names = ", ".join(map(self._describe, described))
         if len(blamed) > len(described):
@@ -172,13 +172,13 @@ class LocalGroupState(GroupState):
         arrived = shortened([numbers[rank] for rank in self.ranks if rank not in missing])
         unaddressed = self.engine.unaddressed
         others = [f"rank {numbers.get(rank, rank)} waits in {wait.text}" for rank, wait in elsewhere.items()][:FEW]
-        others += [f"{self._describe(rank)} reports: {limit}" for rank, limit in limits.items()][:FEW]
+        others += [f"{self._describe(rank)} reports: {report}" for rank, report in exhausted.items()][:FEW]
         others += [f"rank {numbers[rank]}: {unaddressed[rank]}" for rank in waiting_for if rank in unaddressed][:FEW]
-        kind = DescriptorLimitError if own and self.engine.rank in limits else CollectiveTimeoutError
+        kind = DescriptorLimitError if own and self.engine.rank in exhausted else CollectiveTimeoutError
         return kind(
             f"{during} in group {self.name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
             + "; ".join([f"arrived: {arrived or 'none'}", *others]),
-            ranks=[numbers.get(rank, rank) for rank in limits or blamed],
+            ranks=[numbers.get(rank, rank) for rank in exhausted or blamed],
             op=during.partition(" ")[0],
             group=self.name,
             seq=seq,
@@ -202,12 +202,12 @@ class LocalGroupState(GroupState):
         first, self._abort_sent = not self._abort_sent, True
         self.fail(self._with_own_limit(_decode_failure(payload)))
         if first and self.engine.on_demand:
-            self._send_to_all(payload, pass_on=True)
+            self._send_to_all(payload, relay=True)
 
     def _with_own_limit(self, failure: DistError) -> DistError:
         """Return another rank's failure, with the limit of this rank if that names it and has no free descriptor."""
         me = self.engine.rank
-        limit = self.engine.waits.limits(0.0).get(me)
+        limit = self.engine.wait_graph.exhausted(0.0).get(me)
         if limit is None or type(failure) is not GroupAbortedError or self.global_rank(me) not in failure.ranks:
             return failure
         report = f"; {self._describe(me)} reports: {limit}"
@@ -269,7 +269,7 @@ class LocalGroupState(GroupState):
             self.fail(without_traceback(failure))
         informed, self._abort_sent = self._abort_sent, True
         if not informed and {*self.ranks} - self.engine.lost_peers.keys() - {self.engine.rank}:
-            self._send_to_all(json_text.encode(to_frame(sent)), pass_on=True)
+            self._send_to_all(json_text.encode(to_frame(sent)), relay=True)
 
     def broadcast_abort(self) -> None:
         """See GroupState. This rank may leave because of the failure, and must not be blamed.
@@ -280,12 +280,12 @@ class LocalGroupState(GroupState):
         if failure is not None and not self._abort_sent:
             self.abort(failure)
 
-    def _send_to_all(self, payload: bytes, part: int = 0, *, pass_on: bool = False) -> list[bytes]:
+    def _send_to_all(self, payload: bytes, part: int = 0, *, relay: bool = False) -> list[bytes]:
         """Send an ABORT to all members; in a large group to the connected ones and the neighbours, who pass it on."""
         engine, members = self.engine, set(self.ranks) - {self.engine.rank}
         frame = [frames.encode(Opcode.ABORT, 0, self.group, engine.epoch, part, length=len(payload)), payload]
         if engine.on_demand:
-            near = neighbours(self.ranks.index(engine.rank), len(self.ranks), 0) if pass_on else []
+            near = neighbours(self.ranks.index(engine.rank), len(self.ranks), 0) if relay else []
             members = {rank for rank in members if engine.is_connected(rank)} | {self.ranks[member] for member in near}
         for rank in sorted(members):
             engine.send(rank, frame)
@@ -327,7 +327,7 @@ class LocalGroupState(GroupState):
     def _describe(self, rank: int) -> str:
         """Return a rank, which need not be a member, as errors name it."""
         member = self._members.get(rank)
-        number = self.global_rank(rank) if rank in self.ranks else self.engine.waits.numbers.get(rank, rank)
+        number = self.global_rank(rank) if rank in self.ranks else self.engine.wait_graph.numbers.get(rank, rank)
         return member.described(number) if member is not None else f"rank {number}"
 
 

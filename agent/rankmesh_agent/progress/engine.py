@@ -68,8 +68,8 @@ class ProgressEngine:
 
     Attributes:
         lock: guards the engine and the groups' messages.
-        calls: number of calls of the foreground so far.
-        polls: number of polls so far.
+        call_count: number of calls of the foreground so far.
+        poll_count: number of polls so far.
         driven: whether a thread drives the engine.
         closed: whether the engine is closed.
         lost_peers: how the peers have ended that have: by their GOODBYE, or as the end of the connection shows.
@@ -81,8 +81,8 @@ class ProgressEngine:
         on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
         departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
             ranks that connect later get it, too.
-        waits: which ranks the other ranks wait for.
-        own_waits: return the waits of each group of this process.
+        wait_graph: which ranks the other ranks wait for.
+        status_sources: return the calls and messages of this process that wait.
     """
 
     dial: Callable[[int], None]
@@ -109,8 +109,8 @@ class ProgressEngine:
         self._peers = _Peers(self)
         # Reentrant because an RLock knows its owner, which a wait interrupted by Ctrl-C needs.
         self.lock = threading.RLock()
-        self.calls = 0
-        self.polls = 0
+        self.call_count = 0
+        self.poll_count = 0
         self.driven = False
         self.closed = False
         self._changed = threading.Condition(self.lock)
@@ -119,9 +119,9 @@ class ProgressEngine:
         self.ends = self._poller.ends
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self.background = ProgressThread(self, self._sinks.sinks)
-        self.own_waits: list[Callable[[], list[Status]]] = []
-        self.waits = WaitGraph(self)
-        self._sinks.add(wait_graph.GROUP, self.waits)
+        self.status_sources: list[Callable[[], list[Status]]] = []
+        self.wait_graph = WaitGraph(self)
+        self._sinks.add(wait_graph.GROUP, self.wait_graph)
         self.departures: deque[tuple[tuple[int, ...], list[bytes]]] = deque(maxlen=_MAX_DEPARTURES)
         self._goodbye: list[bytes] = []
 
@@ -145,7 +145,7 @@ class ProgressEngine:
                 connection.close()
                 return
             if not self._oversubscribed:
-                connection.use_own_cores()
+                connection.use_aggressive_mode()
             peer = self._peers.setdefault(rank, FramedConnection(rank, connection, self.eager_limit))
             peer.connection = connection
             self._poller.add(peer)
@@ -270,7 +270,7 @@ class ProgressEngine:
 
     def flush(self, timeout: float) -> None:
         """Send the queued frames, such as an ABORT, within at most ``timeout`` seconds."""
-        self.calls += 1  # see lock_for_call
+        self.call_count += 1  # see lock_for_call
         with self.lock:
             if not self._all_flushed():
                 self.drive(self._all_flushed, Deadline(timeout))
@@ -279,12 +279,12 @@ class ProgressEngine:
 
     def lock_for_call(self) -> threading.RLock:
         """Return the lock, for a caller that begins messages: the background thread stays away for a while."""
-        self.calls += 1  # before the lock is taken: the background thread, if it drives, then releases it
+        self.call_count += 1  # before the lock is taken: the background thread, if it drives, then releases it
         return self.lock
 
     def wait(self, ready: Test, deadline: Deadline, hopeless: Test | None = None, idle: Action | None = None) -> bool:
         """Wait, without the lock, until ``ready()``; see ``drive``."""
-        self.calls += 1  # see lock_for_call
+        self.call_count += 1  # see lock_for_call
         with self.lock:
             return self.drive(ready, deadline, hopeless, idle)
 
@@ -325,7 +325,7 @@ class ProgressEngine:
             if driving:
                 self.driven = False
                 if not self.background.driving:
-                    self.calls += 1  # a thread that has waited often calls again at once
+                    self.call_count += 1  # a thread that has waited often calls again at once
                 if self._followers or self.closed:
                     self._changed.notify_all()
                 if self.background.resting:
@@ -333,20 +333,20 @@ class ProgressEngine:
 
     def progress(self) -> None:
         """Move the bytes that can be moved now, without waiting."""
-        self.calls += 1  # see lock_for_call
+        self.call_count += 1  # see lock_for_call
         with self.lock:
             if not self.driven and not self.closed:
                 self.poll_once(0)
 
     def poll_once(self, timeout: float) -> None:
         """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes. With the lock held."""
-        self.polls += 1
+        self.poll_count += 1
         poller = self._poller
         ready = poller.ready_peers() if poller.due or poller.rings else []
         events: list[tuple[int, int]] = []
         if not ready and timeout:
             ready, events = poller.sleep(timeout)
-        elif not ready or self.polls % POLL_INTERVAL == 0:
+        elif not ready or self.poll_count % POLL_INTERVAL == 0:
             events = poller.poll(0)
         for fd, event in events:
             peer = poller.peers.get(fd)

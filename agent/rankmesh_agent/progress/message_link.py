@@ -97,7 +97,7 @@ class MessageLink(DirectLink):
         self._report_at = 0.0
         self._fingerprint = 0
         self._wait: Wait = _outside_call
-        self._awaited: list[int] | None = None
+        self._next_sources: list[int] | None = None
         """The ranks whose messages the next wait is for; None: all that are missing."""
         self._scratch = np.empty(0, np.uint8)
         self.departed: Collection[int] = ()
@@ -215,7 +215,7 @@ class MessageLink(DirectLink):
             return self.not_arrived(waited)
 
         if pending or (source is not None and source not in received):
-            self._awaited = [] if source is None else [source]
+            self._next_sources = [] if source is None else [source]
             self._wait(ready, missing, self._report_if_late)
         if source is None:
             return None
@@ -298,7 +298,7 @@ class MessageLink(DirectLink):
     ) -> None:
         """Wait; if that takes long, connect to the ranks whose messages are missing, perhaps fewer than ``missing``."""
         engine, connect_at = self._engine, monotonic() + _CONNECT_SECONDS
-        awaited, self._awaited = self._awaited, None
+        awaited, self._next_sources = self._next_sources, None
 
         def connect() -> None:
             nonlocal connect_at

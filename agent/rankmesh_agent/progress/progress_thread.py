@@ -83,17 +83,18 @@ class ProgressThread:
         calls = -1
 
         def done() -> bool:
-            return engine.calls != calls or self._idle()
+            return engine.call_count != calls or self._idle()
 
         with engine.lock:
             while not engine.closed:
                 try:
                     if self._idle():
                         self._rest(None)
-                    elif engine.calls != calls:
-                        calls, polls = engine.calls, engine.polls
+                    elif engine.call_count != calls:
+                        calls, polls = engine.call_count, engine.poll_count
                         self._needed.wait(_GRACE_SECONDS)
-                        if engine.polls == polls and engine.calls != calls and not engine.driven and not engine.closed:
+                        idle = engine.poll_count == polls and not engine.driven and not engine.closed
+                        if idle and engine.call_count != calls:
                             engine.poll_once(0)  # the foreground only begins messages and moves no bytes
                     elif engine.driven:
                         self._rest(SLICE_SECONDS)  # a long wait of the foreground; its end calls on_driver_left

@@ -12,7 +12,7 @@ from rankmesh_agent.wire.goodbye import Goodbye
 
 _FIRST_FRAMES = frozenset({Opcode.ENTER, Opcode.ABORT})
 """Frames that may arrive before this process has created their group."""
-_MAX_EARLY_BYTES = 1 << 22
+_MAX_UNEXPECTED_BYTES = 1 << 22
 """Bytes of one rank's frames kept for groups that this process has not created yet."""
 _MIN_COST = 1 << 10
 """Bytes for which a frame counts at least: it has a header."""
@@ -37,14 +37,14 @@ class SinkTable(FrameSink):
         self._epoch = epoch
         self._on_goodbye = on_goodbye
         self._dropped: dict[int, None] = {}
-        self._early: dict[int, list[tuple[int, Header, memoryview | bytes]]] = {}
-        self._early_bytes: dict[int, int] = {}
+        self._unexpected: dict[int, list[tuple[int, Header, memoryview | bytes]]] = {}
+        self._unexpected_bytes: dict[int, int] = {}
 
     def add(self, group: int, sink: FrameSink) -> None:
         """Deliver a group's frames to ``sink`` from now on, including those that arrived early."""
         self.sinks[self._epoch, group] = sink
-        for rank, header, payload in self._early.pop(group, ()):
-            self._early_bytes[rank] -= max(header.length, _MIN_COST)
+        for rank, header, payload in self._unexpected.pop(group, ()):
+            self._unexpected_bytes[rank] -= max(header.length, _MIN_COST)
             try:
                 sink.on_frame(rank, header, payload)
             except ProtocolError as error:
@@ -76,19 +76,19 @@ class SinkTable(FrameSink):
             self._on_goodbye(rank, about, goodbye.decode(bytes(payload)))
             return
         cost = max(header.length, _MIN_COST)
-        while self._early_bytes.get(rank, 0) + cost > _MAX_EARLY_BYTES:
+        while self._unexpected_bytes.get(rank, 0) + cost > _MAX_UNEXPECTED_BYTES:
             self._forget_aborted(rank)
-        self._early_bytes[rank] = self._early_bytes.get(rank, 0) + cost
-        self._early.setdefault(header.group, []).append((rank, header, payload))
+        self._unexpected_bytes[rank] = self._unexpected_bytes.get(rank, 0) + cost
+        self._unexpected.setdefault(header.group, []).append((rank, header, payload))
 
     def _forget_aborted(self, rank: int) -> None:
         """Forget a rank's frames for the first of the groups that it has given up; ProtocolError if there is none."""
-        for group, early in self._early.items():
+        for group, early in self._unexpected.items():
             own = [header for sender, header, _ in early if sender == rank]
             if any(header.opcode is Opcode.ABORT for header in own):
-                self._early_bytes[rank] -= sum(max(header.length, _MIN_COST) for header in own)
-                self._early[group] = [frame for frame in early if frame[0] != rank]
-                if not self._early[group]:
-                    del self._early[group]
+                self._unexpected_bytes[rank] -= sum(max(header.length, _MIN_COST) for header in own)
+                self._unexpected[group] = [frame for frame in early if frame[0] != rank]
+                if not self._unexpected[group]:
+                    del self._unexpected[group]
                 return
         raise ProtocolError(f"rank {rank} sent too many frames for groups that are not in use here")

@@ -80,7 +80,7 @@ class TcpConnection(Connection):
         self._set_buffers(SOCKET_BUFFER)
         probe_idle_peer(self.socket)
 
-    def use_own_cores(self) -> None:
+    def use_aggressive_mode(self) -> None:
         with contextlib.suppress(OSError):  # the connection has ended, which the next call reports
             if self.socket.getpeername()[0] == self.socket.getsockname()[0]:
                 self._set_buffers(_CACHED_BUFFER)

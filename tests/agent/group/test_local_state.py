@@ -35,7 +35,7 @@ class Engine(SimpleNamespace):
             unregister_sink=lambda group: None,
             flush=lambda seconds: None,
         )
-        self.waits = WaitGraph(self)  # type: ignore[arg-type]
+        self.wait_graph = WaitGraph(self)  # type: ignore[arg-type]
 
 
 def state_of(rank: int, size: int) -> tuple[LocalGroupState, Any]:
@@ -72,7 +72,7 @@ def test_a_rank_without_descriptors_says_so_when_another_one_names_it(known: boo
     limit = "a connection could not be made: no free descriptor; raise it with ulimit -n"
     sender, engine = state_of(0, 3)
     if known:
-        engine.waits.limits = lambda since: {2: limit}
+        engine.wait_graph.exhausted = lambda since: {2: limit}
     sender.abort(sender.timeout_error([2], "all_reduce #5", Deadline(5), 5))
     for rank in (1, 2):
         state, own = state_of(rank, 3)

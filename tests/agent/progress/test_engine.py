@@ -72,9 +72,9 @@ def test_a_paused_ring_takes_no_processor_time(ends: bool) -> None:
             with ours.lock:
                 while not peer.outgoing:
                     ours.send(1, [bytes(1 << 16)])
-        polls = ours.polls
+        polls = ours.poll_count
         ours.wait(lambda: False, Deadline(0.5))
-        assert ours.polls - polls < 50
+        assert ours.poll_count - polls < 50
 
 
 @pytest.fixture
