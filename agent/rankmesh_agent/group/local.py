@@ -42,7 +42,7 @@ class LocalCommunicator(Communicator, FrameSink):
 
     Args:
         state: of the group.
-        timeout: default seconds a call may take.
+        timeout: see Communicator.
 
     Attributes:
         engine, recorder: those of the state.

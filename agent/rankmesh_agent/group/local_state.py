@@ -42,11 +42,8 @@ class LocalGroupState(GroupState):
 
     Args:
         engine: the progress engine.
-        group: id of the group.
-        name: name of the group.
-        ranks: ranks of the members, by group rank.
         members: addresses and processes of the ranks, for error messages.
-        recorder: records the calls.
+        group, name, ranks, recorder: see GroupState.
 
     Attributes:
         departed: the ranks that have left the group, but not the job.
@@ -297,12 +294,7 @@ class LocalGroupState(GroupState):
         return f"{'after' if self.started_at is None else 'during'} {self.call.name} #{self.seq}"
 
     def loss_error(self, rank: int, end: Goodbye | None = None) -> DistBackendError:
-        """Return the error of the loss of a member, whatever the group's failure. With the engine's lock held.
-
-        Args:
-            rank: the member.
-            end: of its connection; what the engine knows if left out.
-        """
+        """Return the error of the loss of a member, by default as the engine knows its end. With the lock held."""
         return self._peer_lost_error(rank, self._current_call(), end)
 
     def _peer_lost_error(self, rank: int, when: str, end: Goodbye | None = None) -> DistBackendError:
@@ -327,7 +319,8 @@ class LocalGroupState(GroupState):
     def _describe(self, rank: int) -> str:
         """Return a rank, which need not be a member, as errors name it."""
         member = self._members.get(rank)
-        number = self.global_rank(rank) if rank in self.ranks else self.engine.wait_graph.numbers.get(rank, rank)
+        ranks, others = self.ranks, self.engine.wait_graph.numbers
+        number = self.global_ranks[ranks.index(rank)] if rank in ranks else others.get(rank, rank)
         return member.described(number) if member is not None else f"rank {number}"
 
 

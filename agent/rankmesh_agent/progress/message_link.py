@@ -58,6 +58,8 @@ _STAR_RANKS = 12
 class MessageLink(DirectLink):
     """The messages of a group during its calls: arrivals of the ranks verify that all of them make the same one.
 
+    Each method that waits for arrivals raises CallMismatchError if the ranks have made different calls.
+
     Args:
         engine: the progress engine.
         group: id of the group.
@@ -122,11 +124,7 @@ class MessageLink(DirectLink):
                 self._mismatched = seq
 
     def arrive(self) -> None:
-        """Arrive; see Link.arrive.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
+        """Arrive; see Link.arrive."""
         if self.size <= _DIRECT_RANKS:
             self.all_exchange()
             return
@@ -143,11 +141,7 @@ class MessageLink(DirectLink):
         self._complete = True
 
     def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
-        """Arrive; see Link.all_exchange.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
+        """Arrive; see Link.all_exchange."""
         part, self._round = self._round, self._round + 1
         expected = len(self._others)
         with self._engine.lock:
@@ -176,11 +170,7 @@ class MessageLink(DirectLink):
         return [arrived[member][1] for member in range(self.size)]
 
     def step(self, to: int | None, payload: Payload, source: int | None) -> Payload:
-        """Send to a rank and receive from a rank; see Link.step.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
+        """Send to a rank and receive from a rank; see Link.step."""
         part, self._round = self._round, self._round + 1
         if self._mismatched == self._seq:
             raise CallMismatchError
@@ -228,11 +218,7 @@ class MessageLink(DirectLink):
     def via_root(
         self, root: int, payload: Payload, respond: Callable[[list[Payload]], Payload | list[Payload]]
     ) -> Payload:
-        """Arrive by way of a rank; see Link.via_root. The root receives every arrival, whatever the call.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
+        """Arrive by way of a rank; see Link.via_root. The root receives every arrival, whatever the call."""
         if self.rank != root:
             self.step(root, payload, None)
             response = self.step(None, b"", root)
@@ -278,11 +264,7 @@ class MessageLink(DirectLink):
         return [member for member in missing if self._ranks[member] not in gone] or waited
 
     def check(self) -> None:
-        """Report this rank's call, in a wait for other means than messages.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
+        """Report this rank's call, in a wait for other means than messages."""
         with self._engine.lock:
             if self._mismatched == self._seq:
                 raise CallMismatchError

@@ -26,7 +26,7 @@ class Poller:
 
     Args:
         lock: the engine's lock, released while ``poll`` waits.
-        oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
+        oversubscribed: see ProgressEngine.
 
     Attributes:
         peers: the connections that epoll reports, by file descriptor.

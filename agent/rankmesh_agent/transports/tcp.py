@@ -259,8 +259,7 @@ class TcpListener:
     Args:
         listening: the listening socket.
         script: returns what the server says to a client with an attachment.
-        token: the job's secret.
-        settings: name the certificates, if they are in files.
+        token, settings: see PendingTcpConnection.
 
     Attributes:
         address: the address that peers pass to TcpTransport.dial.
