@@ -206,7 +206,7 @@ FAULTS = [
     Fault("agent/rankmesh_agent/net/tls.py", "ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE", "ssl.CERT_NONE", PROOF, "ranks need no certificate"),
     Fault("agent/rankmesh_agent/net/tls.py", "private_network() if beyond else is_trusted_listener(numeric, port)", "True", PROOF + " agent/net/test_tls.py", "no connection has TLS"),
     Fault("agent/rankmesh_agent/net/tls.py", "return bool(token) and beyond and not private_network()", "return False", "hosts/test_bearer.py", "a server accepts all connections without TLS"),
-    Fault("agent/rankmesh_agent/http/middleware.py", "if held.role < needed:", "if held.role > needed:", PROOF, "a role has no limit"),
+    Fault("agent/rankmesh_agent/http/middleware.py", "if in_clear or held.role < needed:", "if in_clear or held.role > needed:", PROOF, "a role has no limit"),
     # torch's store at the gateway
     Fault("gateway/rankmesh_gateway/torch_store.py", "self._private_network and isinstance(error, PeerNotLocalError)", "self._private_network", TORCH_STORE, "other users are served where the network is private"),
     Fault("gateway/rankmesh_gateway/torch_store.py", "            if not client.missing:", "            if True:", TORCH_STORE, "a wait ends with the first of its keys"),
@@ -344,7 +344,7 @@ FAULTS = [
     Fault(SESSIONS, "grant.role is Role.RUN and scope", "scope", LINK_CODE, "a link to read shows the stacks of ranks"),
     Fault(SESSIONS, "        self._codes.remove(code)\n", "", LINK_CODE, "a code opens the dashboard twice"),
     Fault(SESSIONS, ' or scope["path"] == CODES_PATH', "", LINK_CODE, "a session renews itself"),
-    Fault(SESSIONS, 'if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):', "if False:", LINK_CODE, "another port's page uses the session's cookie"),
+    Fault(SESSIONS, ' or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):', ":", LINK_CODE, "another port's page uses the session's cookie"),
     Fault(SESSIONS, "return grant if self._clock() < end else None", "return grant", LINK_CODE, "sessions do not expire"),
     Fault("sdk/rankmesh/_rendezvous/file.py", "if found.st_uid != os.geteuid():", "if False:", "security/test_files.py", "another user's file names the gateway"),
     Fault("sdk/rankmesh/_rendezvous/file.py", "except ForeignFileError as error:", "except ZeroDivisionError as error:", "security/test_files.py", "a file of other content is not refused"),

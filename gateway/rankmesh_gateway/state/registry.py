@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -138,7 +139,9 @@ class Registry:
             now = self._now()
             self._poll_if_due(now)
             job.poll_timeouts(now)
-            ended = job.restart(request.attempt, now, self.launchers.reason(job.name, request.attempt))
+            ended = []
+            if request.attempt > job.attempt:
+                ended = job.restart(request.attempt, now, self.launchers.reason(job.name, request.attempt))
             epoch = job.join(request, now)
             self._jobs[job.name] = job
             record = epoch.find(UNASSIGNED, request.member.instance)
@@ -149,7 +152,7 @@ class Registry:
         _cancel(ended)
         if reply is not None:
             self.deliver(ready, reply)
-        future.add_done_callback(lambda ended: self._drop_waiter(record, ended))
+        future.add_done_callback(partial(self._drop_waiter, record))
         return future
 
     def restart(self, job: str, attempt: int) -> None:
