@@ -133,4 +133,4 @@ def _members(group: Mapping[str, Any], overview: Overview) -> Table:
         [str(rank), *known.get(rank, ("?", "?")), str(group["seqs"].get(str(rank), "?")), ages.get(str(rank), "")]
         for rank in group["ranks"]
     ]
-    return Table("Members", [">rank", "host", "state", ">calls", ">as of"], rows).without_empty_column()
+    return Table("Members", [">rank", "host", "state", ">operations", ">updated"], rows).without_empty_column()
