@@ -141,7 +141,7 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # type: ignore[attr-defined]
         else:
-            hint = f"; '{where.command_path} --help' says how" if where is not None else ""
+            hint = f"; try '{where.command_path} --help'" if where is not None else ""
             print_error(f"{error.format_message().rstrip('.')}{hint}")
         code = USAGE
     sys.exit(code)

@@ -60,7 +60,7 @@ def test_the_version():
     [
         (["statsu"], "rankmesh: No such command 'statsu'"),
         (["status", "--inteval"], "rankmesh: No such option: --inteval"),
-        (["store", "get"], "rankmesh: Missing argument 'KEY'; 'rankmesh store get --help' says how\n"),
+        (["store", "get"], "rankmesh: Missing argument 'KEY'; try 'rankmesh store get --help'\n"),
     ],
     ids=["command", "option", "argument"],
 )

@@ -50,8 +50,8 @@ def status(
 ) -> int:
     """Show ranks, hosts, groups, rates and operations in flight; on a terminal, refresh them until Ctrl-C.
 
-    Exit code 0: all is well; 1: there is a problem, as in 'rankmesh diagnose', or GROUP does not exist or has failed;
-    3: no gateway answers.
+    Exit code 0: all is well; 1: there is a problem, as in 'rankmesh diagnose'; 3: no gateway answers. With GROUP, 1: it
+    does not exist, or has failed.
     """
     with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
         if groups or group:
@@ -133,4 +133,4 @@ def _members(group: Mapping[str, Any], overview: Overview) -> Table:
         [str(rank), *known.get(rank, ("?", "?")), str(group["seqs"].get(str(rank), "?")), ages.get(str(rank), "")]
         for rank in group["ranks"]
     ]
-    return Table("Members", [">rank", "host", "state", ">calls", ">as of"], rows).without_empty_column()
+    return Table("Members", [">rank", "host", "state", ">operations", ">updated"], rows).without_empty_column()

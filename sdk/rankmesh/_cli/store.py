@@ -245,7 +245,10 @@ def add(
     amount: Annotated[int, typer.Argument(metavar="AMOUNT", help="The number to add; may be negative.")] = 1,
     json: JsonOption = False,
 ) -> int:
-    """Add to the number that a key has, 0 if it is not set; print the sum."""
+    """Add to a number, and print the sum.
+
+    A key that is not set counts as 0.
+    """
     _check_keys(key)
     total = agent.post("/v1/store/add", {"key": key, "amount": amount})["value"]
     if json:

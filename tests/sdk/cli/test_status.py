@@ -24,21 +24,21 @@ Gateway = Callable[..., Done]
 PATH = "/v1/overview"
 
 PLAIN = """\
-gateway {url}, RankMesh 0.1.0, up 61.0 s; 12.3 calls/s, 2.5 MB/s
+gateway {url}, RankMesh 0.1.0, up 61.0 s; 12.3 operations/s, 2.5 MB/s
   all is well
 
 Ranks of train-1, epoch 1
-  rank  host     pid  state    heard  agent
-     0  host-0  4000  alive  400 ms ago  http://127.0.0.1:8000
-     1  host-1  4001  alive  400 ms ago  http://127.0.0.1:8001
+  rank  host     pid  state  last heartbeat  agent
+     0  host-0  4000  alive      400 ms ago  http://127.0.0.1:8000
+     1  host-1  4001  alive      400 ms ago  http://127.0.0.1:8001
 
 Agents
-  name     host           pid  state       heard  url                    leased to
-  agent-7  agent-7.local    1  free   200 ms ago  http://127.0.0.1:8701
+  name     host           pid  state  last heartbeat  url                    leased to
+  agent-7  agent-7.local    1  free       200 ms ago  http://127.0.0.1:8701
 
 Groups
-  group  ranks  medium  calls  calls/s   bytes/s
-  world  0-1    shm     41-42     12.3  2.5 MB/s
+  group  ranks  medium  operations  operations/s   bytes/s
+  world  0-1    shm          41-42          12.3  2.5 MB/s
 
 In flight
   group  call  operation                         age   bytes  arrived  missing
@@ -225,7 +225,7 @@ def test_groups(gateway: Gateway, overview: Overview, command: list[str]):
     code, stdout, _ = gateway(*command)
     assert code == 0
     assert words(stdout)[1:] == [
-        ["group", "ranks", "medium", "calls", "calls/s", "bytes/s"],
+        ["group", "ranks", "medium", "operations", "operations/s", "bytes/s"],
         ["world", "0-1", "shm", "41-42", "12.3", "2.5", "MB/s"],
     ]
     assert gateway(*command, "--json").document == overview()["groups"]
