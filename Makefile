@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+CORE   := agent/rankmesh_agent/native/core.abi3.so
 NPROC  ?= 4
 EPOCHS ?= 30
 RUNS   ?= 1
@@ -176,8 +177,15 @@ $(VENV)/.examples: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[examples]'
 	touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+# pip compiles the core; after a change it is compiled alone, and warnings are errors. Without a C compiler there is none.
+$(CORE): agent/rankmesh_agent/native/core.pyx hatch_build.py | $(VENV)/.packages
+	$(if $(shell command -v cc),RANKMESH_NATIVE=$${RANKMESH_NATIVE:-1}) $(BIN)/python hatch_build.py
+
+$(VENV)/.packages: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.packages | $(CORE)
 	touch $@
 
 # torch is pinned: with an open range, pip would take a build with gigabytes of CUDA libraries. Its own tests, of which
