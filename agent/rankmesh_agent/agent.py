@@ -98,7 +98,7 @@ class Agent:
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
             limit = max(terms.deadline.remaining(), MIN_SETUP_SECONDS) if job.grown else terms.timeout
             try:
-                self.world = self.group_registry.make(range(job.world_size), "world", limit)
+                self.world = self.group_registry.make_world(limit)
             except RankFailedError:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
@@ -279,7 +279,7 @@ class Agent:
         groups = self.group_registry.all()
         return {message.record[3] for group in groups for message in group.messages.waiting.copy().values()}
 
-    def vitals(self) -> AgentStats:
+    def stats(self) -> AgentStats:
         """Return the agent's counters."""
         lost = dict(self.engine.lost_peers)
         return AgentStats(
@@ -329,8 +329,9 @@ class Agent:
         self.engine.end_in_child()
 
     def _send_heartbeat(self) -> None:
-        self.engine.fail_silent_hosts()
-        self.engine.report_limit()
+        self._liveness.fail_silent_hosts()
+        with self.engine.lock:
+            self.engine.waits.report_limit(self.engine.connected())
         lost = self._liveness.failed_peers()
         self._liveness.pass_on()
         if self.engine.on_demand:

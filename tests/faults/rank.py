@@ -245,10 +245,9 @@ class Rank:
                         self.dist.shrink_group([self.names.index(name) for name in out])
                         self.names = left
                     self.event("shrunk")
+                rng, size = random.Random(f"{self.spec['seed']}-{attempt}"), len(self.names)
                 subgroups, steps = (
-                    generate(random.Random(f"{self.spec['seed']}-{attempt}"), len(self.names), length=AGAIN_STEPS)
-                    if len(self.names) > 1
-                    else ([], [])
+                    generate(rng, size, length=AGAIN_STEPS, store=self.spec["store"]) if size > 1 else ([], [])
                 )
                 self._program(f"again {attempt}", subgroups, steps, AGAIN_ROUNDS)
             except WrongResult as wrong:

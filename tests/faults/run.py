@@ -346,6 +346,8 @@ class Run:
 
     def _judge(self) -> None:
         fault = self._fault_at()
+        if fault is None and not self.outcome.hangs:
+            self.outcome.wrong.append("no fault has come about: nothing is judged")
         for rank in self._ranks:
             self.outcome.wrong.extend(f"rank {rank}: {event['text']}" for event in self._named(rank, "wrong"))
             if rank not in self._hanging and fault is not None:

@@ -115,7 +115,11 @@ class LocalCommunicator(Communicator, FrameSink):
         if backend is not None:
             self.use_backend(backend)
             if backend.segment is not None:
-                self.set_up(lambda shared: shared.probe_reads(), timeout)
+                processes = options.agreement.processes if options.agreement is not None else ()
+                if processes:
+                    backend.segment.allow_reads([processes[rank] for rank in self.ranks])
+                else:
+                    self.set_up(lambda shared: shared.probe_reads(), timeout)
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         queue, shared = self.queue, self._segment_options
@@ -209,7 +213,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.queue.backend.on_peer_lost()
 
     def exposed_to(self) -> set[int]:
-        return self.matcher.exposed_to()
+        return {announced.rank for announced in self.matcher.announced.values()}
 
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         opcode = header.opcode

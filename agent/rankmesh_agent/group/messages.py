@@ -256,14 +256,14 @@ class PendingMessage:
         state.raise_if_peer_lost(partners, describe(self.record), any_will_do=True)
         if deadline is None:
             return False
-        error = state.timeout_error(partners, describe(self.record), deadline, None)
-        raise state.own_limit_or(error) if deadline is self.deadline and not to_itself else error
+        own = deadline is self.deadline and not to_itself
+        raise state.timeout_error(partners, describe(self.record), deadline, None, own=own)
 
     def abandon(self, error: BaseException) -> None:
         """Undo a message that no thread will wait for; if its data is on the way, end the group."""
         engine = self._state.engine
         with engine.lock:
             undone = self._transport.cancel(self.transfer)
-            undone |= all(self._state.is_gone(rank) for rank in self.partners)
+            undone |= bool(self._state.gone(self.partners, any_will_do=True))
         if not undone:
             self._state.abort(error)

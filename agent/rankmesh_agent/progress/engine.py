@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 import select
 import threading
@@ -37,16 +38,11 @@ from rankmesh_agent.wire.goodbye import Goodbye
 _DRAIN_SECONDS = 0.001
 _UNCONNECTED = Unconnected()
 _MAX_DEPARTURES = 256
-SILENT_SECONDS = 8.0
-"""Seconds that a peer's host may leave packets unanswered; with the time before, about FAILED_SECONDS."""
+_OUTGOING = operator.attrgetter("outgoing")
 
 
 class _Peers(dict[int, FramedConnection]):
-    """The peers by rank; one that is not connected yet comes into being when it is looked up.
-
-    Args:
-        connect: makes it, and asks for a connection to it.
-    """
+    """The peers by rank; ``connect`` makes one that is looked up and not connected yet."""
 
     def __init__(self, connect: Callable[[int], FramedConnection]) -> None:
         super().__init__()
@@ -120,8 +116,8 @@ class ProgressEngine:
         self._followers = 0
         self._poller = Poller(self.lock, self._peers.values(), oversubscribed)
         self.ends = self._poller.ends
-        self._background = ProgressThread(self)
         self._sinks = SinkTable(epoch, self._on_goodbye, self._on_violation)
+        self.background = ProgressThread(self, self._sinks.sinks)
         self._sink_for = self._sinks.sink_for
         self.own_waits: list[Callable[[], list[Status]]] = []
         self.waits = WaitGraph(self)
@@ -172,10 +168,10 @@ class ProgressEngine:
                 self.send(rank, self._goodbye)
             self._poller.wake_sleeper()
 
-    def lose(self, rank: int, end: Goodbye) -> None:
-        """Record the end of a rank that is not connected; does nothing if it is, or is lost already."""
+    def lose(self, rank: int, end: Goodbye, *, connected: bool = False) -> None:
+        """Record the end of a rank, unless it is lost already; if it is connected, only with ``connected``."""
         with self.lock:
-            if not self.is_connected(rank):
+            if connected or not self.is_connected(rank):
                 peer = self._peers.get(rank)
                 self._drop_peer(FramedConnection(rank, _UNCONNECTED, 0) if peer is None else peer, end)
                 self._poller.wake_sleeper()
@@ -193,13 +189,12 @@ class ProgressEngine:
             sink = self._sinks.drop(group)
             for rank in () if sink is None else sink.exposed_to():
                 self.revoke(rank)
-            self._background.drop_group(group)
             for rank, peer in self._peers.items():
-                was_paused = peer.paused
-                peer.discard_group(group)
                 if rank not in self.lost_peers and not self.closed:
-                    self._update_events(peer)
+                    was_paused = peer.paused
+                    peer.discard_group(group)
                     if was_paused and not peer.paused:
+                        self._poller.update(peer)
                         self._poller.due.add(peer)
 
     # With the lock held
@@ -214,7 +209,9 @@ class ProgressEngine:
 
     def silent_seconds(self, rank: int) -> float:
         """Return how long a rank's host has not acknowledged what was sent to it."""
-        return self._peers[rank].connection.silent_seconds() if self.is_connected(rank) else 0.0
+        if self.closed or not self.is_connected(rank):
+            return 0.0
+        return self._peers[rank].connection.silent_seconds()
 
     def connected(self) -> list[int]:
         """Return the ranks that are connected."""
@@ -285,43 +282,14 @@ class ProgressEngine:
             peer = self._peers[rank]
             peer.remote_reads = deque(read for read in peer.remote_reads if (read.group, read.seq) != (group, seq))
 
-    def progress_in_background(self, group: int, transfer: Transfer) -> None:
-        """Let the background thread make progress on an asynchronous message."""
-        self._background.add(group, transfer)
-
     # Without the lock
 
     def flush(self, timeout: float) -> None:
         """Send the queued frames, such as an ABORT, within at most ``timeout`` seconds."""
-        self.wait(self._all_flushed, Deadline(timeout))
-
-    def report_limit(self) -> None:
-        """Report to the peers that this process has no free descriptor, if that is so; called every second."""
+        self.calls += 1  # see lock_for_call
         with self.lock:
-            self.waits.report_limit(self.connected())
-
-    def fail_silent_hosts(self) -> None:
-        """Declare peers failed whose hosts have answered nothing for SILENT_SECONDS; called every second.
-
-        TCP itself gives up only after a quarter of an hour.
-        """
-        now = time.monotonic()
-        with self.lock:
-            for rank, peer in list(self._peers.items()):  # the loss of the last one connects to another rank
-                if self.closed or rank in self.lost_peers:
-                    continue
-                unanswered = peer.connection.silent_seconds()
-                if not unanswered:
-                    peer.unanswered_since = None
-                    continue
-                if peer.unanswered_since is None:
-                    # A window probe may be the first packet in minutes: its answer may still be under way.
-                    peer.unanswered_since = now
-                silent = min(unanswered, now - peer.unanswered_since)
-                if silent >= SILENT_SECONDS:
-                    why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
-                    self._drop_peer(peer, Goodbye(why, died=True, silent=True))
-                    self._poller.wake_sleeper()
+            if not self._all_flushed():
+                self.drive(self._all_flushed, Deadline(timeout))
 
     # Progress
 
@@ -369,35 +337,32 @@ class ProgressEngine:
                 if idle is not None:
                     idle()
                 remaining = remaining if remaining < SLICE_SECONDS else SLICE_SECONDS
-                if self.driven and not driving:
-                    self._follow(remaining)
-                else:
+                if not self.driven or driving:
                     self.driven = driving = True
                     self.poll_once(remaining)
+                    continue
+                self._followers += 1
+                try:
+                    if self.background.driving:
+                        self._poller.wake()
+                    self._changed.wait(remaining)
+                finally:
+                    self._followers -= 1
             return True
         finally:
             if driving:
                 self.driven = False
-                if not self._background.driving:
+                if not self.background.driving:
                     self.calls += 1  # a thread that has waited often calls again at once
                 if self._followers or self.closed:
                     self._changed.notify_all()
-                if self._background.resting:
-                    self._background.on_driver_left()
-
-    def _follow(self, seconds: float) -> None:
-        """Wait until the driver has moved something, or stops."""
-        self._followers += 1
-        try:
-            if self._background.driving:
-                self._poller.wake()
-            self._changed.wait(seconds)
-        finally:
-            self._followers -= 1
+                if self.background.resting:
+                    self.background.on_driver_left()
 
     def progress(self) -> None:
         """Move the bytes that can be moved now, without waiting."""
-        with self.lock_for_call():
+        self.calls += 1  # see lock_for_call
+        with self.lock:
             if not self.driven and not self.closed:
                 self.poll_once(0)
 
@@ -517,10 +482,12 @@ class ProgressEngine:
         self.lost_peers[peer.rank], self.lost_at[peer.rank] = end, time.monotonic()
         self._poller.forget(peer)
         peer.remote_reads.clear()
+        peer.outgoing.clear()
         peer.connection.close()
         for sink in list(self._sinks.sinks.values()):
             sink.on_peer_lost(peer.rank)
-        self._changed.notify_all()
+        if self._followers:
+            self._changed.notify_all()
         if not end.clean:
             self.on_peer_failure()
         if self.on_demand and not self._goodbye and not self.connected():  # who else has ended is not known
@@ -550,7 +517,7 @@ class ProgressEngine:
             self.closed = True
             self._poller.wake()
             self._changed.notify_all()
-            background = self._background.on_closed()
+            background = self.background.on_closed()
         if background is not None and background is not threading.current_thread():
             background.join()
         with self._changed:
@@ -570,4 +537,4 @@ class ProgressEngine:
         self.closed = True
 
     def _all_flushed(self) -> bool:
-        return not any(peer.outgoing for rank, peer in self._peers.items() if rank not in self.lost_peers)
+        return not any(map(_OUTGOING, self._peers.values()))

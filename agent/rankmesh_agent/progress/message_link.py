@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import FEW_RANKS, DirectLink
-from rankmesh_agent.collectives.rounds import distances, fold_by_tree
+from rankmesh_agent.collectives.rounds import allreduce_bytes_by_tree, distances
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.status import DIFFERENT, CallTable
@@ -135,7 +135,7 @@ class MessageLink(DirectLink):
             return
         rank, size = self.rank, self.size
         if self.shares_cores:
-            fold_by_tree(self, b"", lambda lower, upper: lower)
+            allreduce_bytes_by_tree(self, b"", lambda lower, upper: lower)
             self._complete = True
             return
         for distance in distances(size):
@@ -226,7 +226,7 @@ class MessageLink(DirectLink):
         return arrived
 
     def via_root(
-        self, root: int, payload: Payload, decide: Callable[[list[Payload]], Payload | list[Payload]]
+        self, root: int, payload: Payload, respond: Callable[[list[Payload]], Payload | list[Payload]]
     ) -> Payload:
         """Arrive by way of a rank; see Link.via_root. The root receives every arrival, whatever the call.
 
@@ -251,7 +251,7 @@ class MessageLink(DirectLink):
         arrived = {root: (self._fingerprint, payload), **self._arrived.pop((seq, part))}
         self._compare(arrived)
         self._complete = True
-        responses = decide([arrived[member][1] for member in range(self.size)])
+        responses = respond([arrived[member][1] for member in range(self.size)])
         with self._engine.lock:
             if not isinstance(responses, list):
                 pending_sends = self._send_arrival(self._others, part + 1, responses)

@@ -142,7 +142,7 @@ class WaitGraph(FrameSink):
         """Return the ranks that have had no free descriptor lately, and since a time, with their reports."""
         since = max(since, time.monotonic() - _LIMIT_VALID_SECONDS)
         found = {rank: text for rank, (at, text) in self._limits.items() if at > since}
-        own = self._own_limit(since)
+        own = self._limit(max(since, time.monotonic() - _LIMIT_SECONDS))
         return {self._engine.rank: own, **found} if own else found
 
     def report_limit(self, ranks: Iterable[int]) -> None:
@@ -179,8 +179,8 @@ class WaitGraph(FrameSink):
     def _own(self) -> list[Status]:
         return [wait for waits in self._engine.own_waits for wait in waits()]
 
-    def _own_limit(self, since: float = 0.0) -> str:
-        return self._limit(max(since, time.monotonic() - _LIMIT_SECONDS))
+    def _own_limit(self) -> str:
+        return self._limit(time.monotonic() - _LIMIT_SECONDS)
 
     def _ask(self, ranks: Iterable[int]) -> None:
         now = time.monotonic()

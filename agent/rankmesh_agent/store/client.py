@@ -177,8 +177,6 @@ class StoreClient(Store):
         self._url = url.rstrip("/")
         self._connector = Connector(self._url, token, store, unix_socket, self._unreachable_error)
         self._pool: ConnectionPool[ClientConnection] = ConnectionPool(self._closed_error)
-        self._failure: DistError | None = None
-        """The first failure that has ended waits."""
         self._waits: set[Call[Any]] = set()  # those under way; changes atomically
         self._final: DistError | None = None
 
@@ -322,7 +320,6 @@ class StoreClient(Store):
             for_good: whether later waits end at once, too.
         """
         at = time.monotonic() if at is None else at
-        self._failure = self._failure or failure
         if for_good and self._final is None:
             self._final = failure
         for call in self._waits.copy():
@@ -347,8 +344,7 @@ class StoreClient(Store):
         if isinstance(error, DistNetworkError) and not isinstance(error, ProtocolError):
             return error
         reason = str(error) or type(error).__name__
-        failure = "" if self._failure is None else f"; {self._failure.message}"
-        return DistNetworkError(f"{self._name()} cannot be reached: {reason}{failure}", address=self._url)
+        return DistNetworkError(f"{self._name()} cannot be reached: {reason}", address=self._url)
 
     def _name(self) -> str:
         """Return the store for error messages."""

@@ -222,14 +222,14 @@ def overview(services: Services, query: JobQuery) -> Overview:
 
 
 async def diagnosis(services: Services, query: DiagnosisQuery) -> Diagnosis:
-    """Say in words why jobs are stuck: the findings of `rankmesh diagnose`.
+    """Say in words why jobs are stuck: the problems of `rankmesh diagnose`.
 
-    The gateway asks the agents of all ranks at once; one that does not answer within `patience` seconds is part of the
-    findings. Without `patience`, it is a second, and a diagnosis serves all clients for two seconds, or 20 ms for each
+    The gateway asks the agents of all ranks at once; one that does not answer within `patience` seconds is one of the
+    problems. Without `patience`, it is a second, and a diagnosis serves all clients for two seconds, or 20 ms for each
     rank if that is longer.
     """
     found = await services.diagnosis.diagnose(query.job, query.patience)
-    return replace(found, problems=services.snapshots.build(query.job, found.findings).problems)
+    return replace(found, problems=services.snapshots.build(query.job, found.problems).problems)
 
 
 async def rank_snapshots(services: Services, query: SnapshotsQuery) -> list[RankDetails]:

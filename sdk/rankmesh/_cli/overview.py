@@ -164,11 +164,11 @@ def tables(overview: Overview) -> list[Table]:
         ],
         "none; 'rankmesh run' starts some",
     )
-    return [_compact(world), agents(overview), groups(overview["groups"]), inflight(overview["inflight"])]
+    others = _agent_table(overview["agents"]), group_table(overview["groups"]), inflight_table(overview["inflight"])
+    return [_compact(world), *others]
 
 
-def agents(overview: Overview) -> Table:
-    """Return the standalone agents as a table."""
+def _agent_table(agents: Iterable[Mapping[str, Any]]) -> Table:
     return Table(
         "Agents",
         ["name", "host", ">pid", "state", ">heard", "url", "leased to"],
@@ -184,12 +184,12 @@ def agents(overview: Overview) -> Table:
                     f"rank {lease['rank']} of {lease['job']} ({lease['holder']})" for lease in each["agent"]["leases"]
                 ),
             ]
-            for each in overview["agents"]
+            for each in agents
         ],
     )
 
 
-def groups(found: Iterable[Mapping[str, Any]]) -> Table:
+def group_table(found: Iterable[Mapping[str, Any]]) -> Table:
     """Return groups as a table, with the age of the oldest report that the numbers of calls are from."""
     table = Table(
         "Groups",
@@ -218,7 +218,7 @@ def report_age(ages: Iterable[float]) -> str:
     return f"{seconds(max(found))} ago" if found else ""
 
 
-def inflight(found: Iterable[Mapping[str, Any]]) -> Table:
+def inflight_table(found: Iterable[Mapping[str, Any]]) -> Table:
     """Return the calls in flight as a table, the oldest first."""
     return Table(
         "In flight",

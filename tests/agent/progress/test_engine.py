@@ -12,7 +12,6 @@ import pytest
 from support.threads import WORLD, world
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress import engine as engine_module
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.tcp import TcpConnection
 from rankmesh_agent.wire import frames, goodbye
@@ -93,12 +92,12 @@ def alone() -> Iterator[tuple[ProgressEngine, list[int]]]:
 
 
 def test_who_loses_its_last_connection_to_a_silent_host_dials_another_rank(
-    alone: tuple[ProgressEngine, list[int]], monkeypatch: pytest.MonkeyPatch
+    alone: tuple[ProgressEngine, list[int]],
 ) -> None:
     engine, dialled = alone
-    monkeypatch.setattr(TcpConnection, "silent_seconds", lambda self: 1e9)
-    monkeypatch.setattr(engine_module, "SILENT_SECONDS", 0.0)
-    engine.fail_silent_hosts()
+    engine.lose(1, Goodbye("its host has answered nothing", died=True, silent=True))
+    assert not engine.lost_peers, "it is connected"
+    engine.lose(1, Goodbye("its host has answered nothing", died=True, silent=True), connected=True)
     assert engine.lost_peers[1].silent
     assert dialled == [2]
 

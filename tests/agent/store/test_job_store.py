@@ -134,6 +134,13 @@ class TestAGatewayThatIsAway:
             job(f"http://127.0.0.1:{free_port()}").execute(command, seconds)
         assert time.monotonic() - began < 10
 
+    def test_not_because_of_a_rank_that_failed_before(self, job):
+        """The world may have shrunk since: another rank has its number."""
+        store = job(f"http://127.0.0.1:{free_port()}")
+        store.fail_waits(FAILURE)
+        with pytest.raises(DistNetworkError, match=r"cannot be reached: \[Errno \d+\] Connection refused$"):
+            store.execute(Get("n", 0.2), 0.1)
+
     def test_one_that_does_not_respond(self, job):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
