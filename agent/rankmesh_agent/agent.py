@@ -216,6 +216,7 @@ class Agent:
         """Make a group the group of all ranks, to which the world has shrunk; its members have new global ranks."""
         group.set_global_ranks(tuple(range(group.size)))
         self.world = self._liveness.world = group
+        self.store.failure = None  # it names ranks by their old numbers
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""

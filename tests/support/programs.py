@@ -18,9 +18,24 @@ import rankmesh as dist
 
 CALLS = 60
 """Calls of a program."""
-_FLOATS = tuple(map(np.dtype, ("f4", "f8", "f2", ml_dtypes.bfloat16)))
-_INTEGERS = tuple(map(np.dtype, ("i4", "i8", "u1", "i1", "i2", "u4")))
-_DTYPES = (*_FLOATS, np.dtype("f4"), np.dtype("f8"), *_INTEGERS, np.dtype("c8"), np.dtype("?"))
+Arrays = list[npt.NDArray[Any]]
+_TYPES: tuple[Any, ...] = (
+    "f4",
+    "f4",
+    "f8",
+    "f8",
+    "f2",
+    ml_dtypes.bfloat16,
+    "i4",
+    "i8",
+    "u1",
+    "i1",
+    "i2",
+    "u4",
+    "c8",
+    "?",
+)
+_DTYPES: tuple[np.dtype[Any], ...] = tuple(map(np.dtype, _TYPES))
 _COUNTS = (0, 1, 1, 2, 3, 7, 16, 33, 100, 1000, 4096, 16384, 20000, 70000)
 _ORDERED = ("SUM", "PRODUCT", "MIN", "MAX")
 _ARITHMETIC = ("SUM", "PRODUCT")
@@ -44,7 +59,7 @@ class Program:
         self._seed = seed
         self._groups = groups
         self._digest = hashlib.blake2b(digest_size=8)
-        self._pending: list[tuple[Any, list[npt.NDArray[Any]]]] = []
+        self.pending: list[tuple[Any, Arrays]] = []
         self._step = 0
 
     def run(self) -> str:
@@ -86,19 +101,21 @@ class Program:
         array[...] = drawn.astype(self.dtype)
         return array
 
-    def call(self, function: Callable[..., Any], *arguments: Any, results: list[npt.NDArray[Any]], **named: Any) -> None:
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, results: list[npt.NDArray[Any]], **named: Any
+    ) -> None:
         """Make a call; its results count once it has ended."""
         work = function(*arguments, group=self.group, async_op=self.asynchronous, **named)
-        self._pending.append((work, results))
+        self.pending.append((work, results))
 
     def finish(self) -> None:
         """Wait for the calls under way; take up their results."""
-        for work, results in self._pending:
+        for work, results in self.pending:
             if work is not None:
                 work.wait()
             for result in results:
                 self._digest.update(np.ascontiguousarray(result).tobytes())
-        self._pending.clear()
+        self.pending.clear()
 
     def _mismatch(self, differs: int) -> None:
         self.asynchronous = False
@@ -176,11 +193,8 @@ def _messages(at: Program) -> None:
         return
     if me == sender:
         works = [dist.isend(at.array(at.count, tag), at.root, group=at.group, tag=tag) for tag in range(number)]
-        for work in works:
-            work.wait()
+        at.pending += [(work, []) for work in works]
     if me == at.root:
         outputs = [at.array(at.count, 9) for _ in range(number)]
         works = [dist.irecv(outputs[tag], sender, group=at.group, tag=tag) for tag in reversed(range(number))]
-        for work in works:
-            work.wait()
-        at._pending.append((None, outputs))
+        at.pending += [(work, []) for work in works] + [(None, outputs)]

@@ -166,6 +166,9 @@ class StoreClient(Store):
         token: the job's token; empty for none.
         store: id of the store.
         unix_socket: name of the server's unix socket, where that is known.
+
+    Attributes:
+        failure: the first failure of this world that has ended waits, for errors: perhaps the server's host has failed.
     """
 
     returns = False
@@ -177,6 +180,7 @@ class StoreClient(Store):
         self._url = url.rstrip("/")
         self._connector = Connector(self._url, token, store, unix_socket, self._unreachable_error)
         self._pool: ConnectionPool[ClientConnection] = ConnectionPool(self._closed_error)
+        self.failure: DistError | None = None
         self._waits: set[Call[Any]] = set()  # those under way; changes atomically
         self._final: DistError | None = None
 
@@ -320,6 +324,7 @@ class StoreClient(Store):
             for_good: whether later waits end at once, too.
         """
         at = time.monotonic() if at is None else at
+        self.failure = self.failure or failure
         if for_good and self._final is None:
             self._final = failure
         for call in self._waits.copy():
@@ -344,7 +349,8 @@ class StoreClient(Store):
         if isinstance(error, DistNetworkError) and not isinstance(error, ProtocolError):
             return error
         reason = str(error) or type(error).__name__
-        return DistNetworkError(f"{self._name()} cannot be reached: {reason}", address=self._url)
+        failure = "" if self.failure is None else f"; {self.failure.message}"
+        return DistNetworkError(f"{self._name()} cannot be reached: {reason}{failure}", address=self._url)
 
     def _name(self) -> str:
         """Return the store for error messages."""
