@@ -2,10 +2,13 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+WHEEL  := $(BIN)/python -m build --wheel --no-isolation --outdir dist
+CORE   := agent/rankmesh_agent/native/core.abi3.so
 NPROC  ?= 4
 EPOCHS ?= 30
 RUNS   ?= 1
 SEEDS  ?= 100
+SANITIZED ?= tests/agent/native tests/sdk/test_sweep.py
 # The address of the project, for the metadata of the wheel and a link in the site.
 export REPOSITORY ?=
 # A virtual environment has its Python for good: another one that is asked for would be ignored.
@@ -28,7 +31,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast coverage test-attached test-torch test-torch-suite test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: demo test test-fast coverage test-attached test-sanitized test-torch test-torch-suite test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -51,6 +54,13 @@ test-fast: $(VENV)/.dev  ## Run the tests that start no processes, of one ROOM, 
 
 test-attached: $(VENV)/.dev  ## Run the SDK's tests with ranks that attach to standalone agents
 	RANKMESH_TEST_HOSTING=attached $(BIN)/python -m pytest $(ATTACHED) $(PARALLEL) $(ARGS)
+
+# The compiled core with gcc's AddressSanitizer and UndefinedBehaviorSanitizer, and Python's memory from malloc, which they watch.
+test-sanitized: $(VENV)/.dev  ## Run SANITIZED tests (the sweep) with a compiled core that checks its use of memory
+	set -e; trap '$(BIN)/python hatch_build.py' EXIT; trap 'exit 130' INT TERM; \
+	RANKMESH_NATIVE=1 CC=gcc CFLAGS="-g -O1 -fsanitize=address,undefined -fno-sanitize-recover" $(BIN)/python hatch_build.py; \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+	  $(BIN)/python -m pytest --capture=sys $(SANITIZED) $(ARGS)
 
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
 	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)
@@ -139,8 +149,13 @@ test-docs-site: $(VENV)/.dev $(VENV)/.docs  ## Build the site, and test that it 
 docs-serve: $(VENV)/.docs  ## Show the site at http://127.0.0.1:8000, and build it anew at every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-wheel: $(VENV)/.dev  ## Build the wheel into dist/
-	$(BIN)/python -m build --wheel --outdir dist
+# The pure one, and one for each processor with the compiled core, cross-compiled for glibc 2.17 (manylinux2014) and newer.
+wheel: $(VENV)/.zig  ## Build the wheels into dist/
+	RANKMESH_NATIVE=0 $(WHEEL)
+	set -e; for processor in x86_64 aarch64; do \
+	  RANKMESH_NATIVE=1 _PYTHON_HOST_PLATFORM=manylinux_2_17-$$processor \
+	    CC="$(abspath $(BIN))/python -m ziglang cc -target $$processor-linux-gnu.2.17" $(WHEEL); \
+	done
 	@ls dist/*.whl
 
 dashboard-screenshot: $(VENV)/.browser  ## Write docs/dashboard.png from a job that runs; needs Chromium
@@ -176,8 +191,15 @@ $(VENV)/.examples: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[examples]'
 	touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+# pip compiles the core; after a change it is compiled alone, and warnings are errors. Without a C compiler there is none.
+$(CORE): agent/rankmesh_agent/native/core.pyx hatch_build.py | $(VENV)/.packages
+	$(if $(shell command -v cc),RANKMESH_NATIVE=$${RANKMESH_NATIVE:-1}) $(BIN)/python hatch_build.py
+
+$(VENV)/.packages: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.packages | $(CORE)
 	touch $@
 
 # torch is pinned: with an open range, pip would take a build with gigabytes of CUDA libraries. Its own tests, of which
@@ -203,6 +225,11 @@ $(VENV)-integrations/.installed: pyproject.toml tests/integrations/requirements.
 
 $(VENV)/.browser: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable '.[browser]'
+	touch $@
+
+# A C compiler for other processors and older versions of glibc.
+$(VENV)/.zig: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
 	touch $@
 
 $(VENV)/.mpi: $(VENV)/.dev

@@ -44,6 +44,11 @@ def shares_gpus(environ: Mapping[str, str]) -> bool:
     return environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
+def permits_native(environ: Mapping[str, str]) -> bool:
+    """Return whether the compiled core may be used: RANKMESH_NATIVE is 1, as by default, and not 0."""
+    return integer(environ, "RANKMESH_NATIVE", at_most=1) != 0
+
+
 def forbids_colour(environ: Mapping[str, str]) -> bool:
     """Return whether output is to have no colours: NO_COLOR has a value, see no-color.org."""
     return bool(environ.get("NO_COLOR"))

@@ -16,7 +16,7 @@ from typing import Literal, cast, get_args
 
 from rankmesh_agent.config import launched
 from rankmesh_agent.config.addresses import resolves_to_loopback
-from rankmesh_agent.config.env import integer
+from rankmesh_agent.config.env import integer, permits_native
 from rankmesh_agent.config.launchers import Launcher, detect_launcher
 from rankmesh_agent.config.tls import private_network
 from rankmesh_agent.wire.credentials import Credentials, check_form, for_job, job_of
@@ -60,6 +60,7 @@ class Settings:
             their servers accept bearer tokens, and a gateway clients of torch's store, without TLS.
         transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
             host.
+        native: RANKMESH_NATIVE, whether the compiled core may be used.
         bind: RANKMESH_BIND, the address to listen on.
         advertise: RANKMESH_ADVERTISE, the addresses for peers, comma-separated.
         interface: GLOO_SOCKET_IFNAME, or else NCCL_SOCKET_IFNAME, the network interfaces of which one is to listen on
@@ -103,6 +104,7 @@ class Settings:
     token_read: str = ""
     private_network: bool = False
     transport: Transport = "auto"
+    native: bool = True
     bind: str | None = None
     advertise: tuple[str, ...] = ()
     interface: str | None = None
@@ -157,6 +159,7 @@ class Settings:
             token_read=_role_token(environ, "RANKMESH_TOKEN_READ"),
             private_network=private_network(environ),
             transport=cast(Transport, _choice(environ, "RANKMESH_TRANSPORT", get_args(Transport))),
+            native=permits_native(environ),
             bind=environ.get("RANKMESH_BIND") or None,
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
             interface=_interface(environ),

@@ -46,6 +46,7 @@ BAD = {
     "RANKMESH_TOKEN_READ": ["short"],
     "RANKMESH_PRIVATE_NETWORK": ["yes"],
     "RANKMESH_TRANSPORT": ["pigeon"],
+    "RANKMESH_NATIVE": ["on", "2"],
     "RANKMESH_SLOT_BYTES": ["1"],
     "RANKMESH_FULL_MESH": ["x"],
     "RANKMESH_EAGER_BYTES": ["-1"],

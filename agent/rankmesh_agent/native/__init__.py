@@ -1,0 +1,23 @@
+"""The compiled core, where it is built and permitted: ``core``, and otherwise the ``reason`` why it is None."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+from rankmesh_agent.config.env import permits_native
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    try:
+        if not permits_native(os.environ):
+            return None, "RANKMESH_NATIVE is 0"
+        return importlib.import_module("rankmesh_agent.native.core"), ""
+    except ModuleNotFoundError:
+        return None, "it was not built at the installation, which takes Linux on x86-64 or aarch64 and a C compiler"
+    except (ImportError, ValueError) as error:
+        return None, str(error)
+
+
+core, reason = _load()
