@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankmesh_agent.wire.schemas import RankInfo
+from rankmesh_gateway.diagnosis.frames import SourceLocation
 
 Snapshot = dict[str, Any]
 """The JSON of wire.snapshot.RankSnapshot."""
@@ -27,6 +28,8 @@ class RankReport:
         error: the reason why it does not.
         process: state letter of the process, as in /proc/PID/stat: ``T`` stopped, ``R`` running; ``-`` if there is no
             such process; empty if it is on another host, or the agent answers.
+        place: where its call in flight was made, if a dump has no stacks.
+        last: its last operation, if a dump has neither stacks nor calls in flight.
         failed_ranks: see RankInfo.
     """
 
@@ -43,6 +46,8 @@ class RankReport:
     snapshot: Snapshot | None = None
     error: str = ""
     process: str = ""
+    place: SourceLocation | None = None
+    last: str = ""
     failed_ranks: Collection[int] = ()
 
     @property

@@ -60,6 +60,8 @@ def elsewhere(view: JobView, ranks: Sequence[int], direct: Sequence[tuple[int, W
     call = wait.label if wait.kind == "collective" else f"{wait.label}, where rank {first} waits,"
     yield f"{subject(ranks)} {verb(ranks, 'has', 'have')} not come to {call} for {seconds(age)}"
     yield _whereabouts(view, ranks)
+    if len(ranks) == 1 and view.reports[ranks[0]].last:
+        yield f"its last operation was {view.reports[ranks[0]].last}"
     yield _waiters(view, direct)
 
 

@@ -76,7 +76,8 @@ class JobView:
         self._missing: dict[tuple[str, int], frozenset[int]] = {}
         self.waits = {rank: list(self._waits_of(rank)) for rank in self.snapshots}
         self.places = {
-            rank: location_of(each["stacks"], waits=any(wait.kind != "store" for wait in self.waits[rank]))
+            rank: self.reports[rank].place
+            or location_of(each["stacks"], waits=any(wait.kind != "store" for wait in self.waits[rank]))
             for rank, each in self.snapshots.items()
             if not each["attached"]
         }

@@ -44,7 +44,8 @@ def diagnose(
 ) -> int:
     """Report why a job is stuck: which rank, in which call or line, since when, which ranks wait for it, what to do.
 
-    With DIR, report why a job was stuck, from the dumps that its ranks have written to RANKMESH_DUMP_DIR.
+    With DIR, report why a job was stuck, from the dumps that its ranks have written to RANKMESH_DUMP_DIR, or those of
+    torch's flight recorder.
 
     Exit code 0: no rank has waited for another for a second or longer; 1: one has, or a rank does not answer or has
     failed, or 'rankmesh status' reports another problem; 3: no gateway answers. With DIR, 0: no rank waited for

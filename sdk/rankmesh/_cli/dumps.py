@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from rankmesh._cli.exit_codes import CommandError
+from rankmesh._cli.recorded_calls import RecordedCall, RecordedGroup, reports_of
+from rankmesh._cli.torch_dumps import is_torch_dump, torch_reports
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
+from rankmesh_agent.wire.schemas import FlightRecord
 from rankmesh_agent.wire.snapshot import DUMP_FORMAT, RankDump
 from rankmesh_gateway import humanize
 from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP, RankReport
 
 _MAX_BYTES = 1 << 28
+_PICKLE = b"\x80"
+_FORMS = (
+    "dumps are the files of RANKMESH_DUMP_DIR; those of torch's flight recorder, JSON or pickle; and saved answers of "
+    "/v1/flight-recorder; move other files away"
+)
+
+
+class DumpFile(NamedTuple):
+    """A file with a dump.
+
+    Attributes:
+        path: the file.
+        kind: ``RankMesh``; ``records``: a saved answer of an agent's /v1/flight-recorder; ``torch``.
+        document: its content: plain containers.
+        written: when it was written, in seconds since 1970.
+    """
+
+    path: Path
+    kind: str
+    document: Any
+    written: float
 
 
 def read_dumps(directory: Path, job: str = "") -> list[RankReport]:
@@ -35,26 +64,87 @@ def read_dumps(directory: Path, job: str = "") -> list[RankReport]:
             f"there is no dump in {directory}: with RANKMESH_DUMP_DIR={directory} each rank writes one there when a "
             "group fails"
         )
-    dumps = {path: _load(path) for path in paths}
+    files = [_load(path) for path in paths]
+    kind = files[0].kind
+    if other := next((file for file in files if file.kind != kind), None):
+        raise CommandError(
+            f"{directory} has dumps of two kinds, {files[0].path.name} ({kind}) and {other.path.name} ({other.kind}): "
+            "give a directory with those of one job"
+        )
+    if kind == "RankMesh":
+        return _rankmesh_reports(files, job, directory)
+    dumps = {rank: (file.document, file.written) for rank, file in _by_rank(files, _rank_in_name, directory).items()}
+    try:
+        return (torch_reports if kind == "torch" else record_reports)(dumps, job or directory.name)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise CommandError(
+            f"the dumps in {directory} are damaged ({type(error).__name__}: {error}); {_FORMS}"
+        ) from error
+
+
+def record_reports(answers: Mapping[int, tuple[Any, float]], job: str) -> list[RankReport]:
+    """Return the ranks of a job from saved answers of ``/v1/flight-recorder``.
+
+    Args:
+        answers: the answers by rank, each with the time at which it was saved, in seconds since 1970.
+        job: name of the job, for the reports.
+
+    Raises:
+        TypeError: an answer has another form.
+    """
+    calls: dict[int, list[RecordedCall]] = {}
+    members: dict[str, set[int]] = {}
+    names: dict[str, str] = {}
+    for rank, (answer, saved) in answers.items():
+        records = [json_text.convert(FlightRecord, each) for each in answer]
+        calls[rank] = [_recorded_call(each, saved) for each in records]
+        for each in records:
+            names[each.group] = each.name
+            members.setdefault(each.group, set()).add(rank)
+    groups = {
+        id: RecordedGroup(name, range(max(answers) + 1) if name == "world" else sorted(members[id]))
+        for id, name in names.items()
+    }
+    return reports_of(calls, groups, job)
+
+
+def _recorded_call(record: FlightRecord, saved: float) -> RecordedCall:
+    age = max(0.0, saved - (record.end or record.begin))
+    ended = record.state != "in-flight"
+    message = re.fullmatch(r"(send|recv) (?:to|from) (?:any rank|rank (\d{1,9})) \(tag (-?\d+)\)", record.call)
+    if message is None:
+        return RecordedCall(record.group, record.seq, record.op, record.call, age, ended, error=record.error)
+    peer = -1 if message[2] is None else int(message[2])
+    return RecordedCall(record.group, 0, record.op, record.call, age, ended, peer, int(message[3]), record.error)
+
+
+def _rankmesh_reports(files: Sequence[DumpFile], job: str, directory: Path) -> list[RankReport]:
+    dumps: dict[Path, RankDump] = {}
+    for file in files:
+        try:
+            dump = dumps[file.path] = json_text.convert(RankDump, file.document)
+        except (TypeError, ValueError) as error:
+            raise CommandError(
+                f"{file.path} is damaged, or from another version of RankMesh ({error}); move it away"
+            ) from error
+        if not 0 <= dump.rank < dump.world_size <= MAX_WORLD_SIZE:
+            raise CommandError(f"{file.path} is damaged: rank {dump.rank} of {dump.world_size}; move it away")
     jobs = sorted({dump.job for dump in dumps.values()})
     if job and job not in jobs:
         raise CommandError(f"{directory} has no dump of job {job!r}, but of {', '.join(jobs)}")
     if len(jobs) > 1 and not job:
         raise CommandError(f"{directory} has dumps of several jobs, {', '.join(jobs)}: give --job NAME")
-    job = job or jobs[0]
-    newest = max(dump.epoch for dump in dumps.values() if dump.job == job)
-    by_rank: dict[int, Path] = {}
-    for path, dump in dumps.items():
-        if (dump.job, dump.epoch) == (job, newest) and (other := by_rank.setdefault(dump.rank, path)) != path:
-            raise CommandError(
-                f"{directory} has two dumps of rank {dump.rank}, {other.name} and {path.name}: give a directory with "
-                "the dumps of one job"
-            )
-    found = {rank: dumps[path] for rank, path in sorted(by_rank.items())}
-    return [_report(found, rank, job, newest) for rank in range(max(dump.world_size for dump in found.values()))]
+    wanted = [file for file in files if dumps[file.path].job == (job or jobs[0])]
+    newest = max(dumps[file.path].epoch for file in wanted)
+    by_rank = _by_rank(
+        [file for file in wanted if dumps[file.path].epoch == newest], lambda file: dumps[file.path].rank, directory
+    )
+    found = {rank: dumps[file.path] for rank, file in sorted(by_rank.items())}
+    size = max(dump.world_size for dump in found.values())
+    return [_report(found, rank, job or jobs[0], newest) for rank in range(size)]
 
 
-def _report(dumps: dict[int, RankDump], rank: int, job: str, epoch: int) -> RankReport:
+def _report(dumps: Mapping[int, RankDump], rank: int, job: str, epoch: int) -> RankReport:
     dump = dumps.get(rank)
     if dump is not None:
         return RankReport(job, epoch, rank, dump.host, dump.pid, "", DUMPED, reason=dump.failure, snapshot=asdict(dump))
@@ -63,29 +153,84 @@ def _report(dumps: dict[int, RankDump], rank: int, job: str, epoch: int) -> Rank
     return RankReport(job, epoch, rank, "", 0, "", NO_DUMP, error=error)
 
 
-def _load(path: Path) -> RankDump:
-    """Return the dump in a file.
+def _load(path: Path) -> DumpFile:
+    """Return a file's content.
 
     Raises:
         CommandError: it is no dump.
     """
-    reason, document = f"it has more than {humanize.size(_MAX_BYTES)}", None
+
+    def refusal(reason: str) -> CommandError:
+        return CommandError(f"{path} is no dump of a flight recorder: {reason}; {_FORMS}")
+
     try:
-        if path.stat().st_size <= _MAX_BYTES:
-            document, reason = json.loads(path.read_bytes()), "it has other content"
+        status = path.stat()
+        if status.st_size > _MAX_BYTES:
+            raise refusal(f"it has more than {humanize.size(_MAX_BYTES)}")
+        content = path.read_bytes()
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        reason = str(error)
-    if not isinstance(document, dict) or document.get("format") != DUMP_FORMAT:
-        raise CommandError(
-            f"{path} is no dump of a flight recorder: {reason}; dumps are the files of RANKMESH_DUMP_DIR; move other "
-            "files away"
-        )
     try:
-        dump = json_text.convert(RankDump, document)
-    except (TypeError, ValueError) as error:
-        raise CommandError(f"{path} is damaged, or from another version of RankMesh ({error}); move it away") from error
-    if not 0 <= dump.rank < dump.world_size <= MAX_WORLD_SIZE:
-        raise CommandError(f"{path} is damaged: rank {dump.rank} of {dump.world_size}; move it away")
-    return dump
+        document = unpickle(content) if content.startswith(_PICKLE) else json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise refusal(str(error) or type(error).__name__) from error
+    if isinstance(document, dict) and document.get("format") == DUMP_FORMAT:
+        return DumpFile(path, "RankMesh", document, status.st_mtime)
+    if is_torch_dump(document):
+        return DumpFile(path, "torch", document, status.st_mtime)
+    if isinstance(document, list) and all(isinstance(each, dict) and "seq" in each for each in document):
+        return DumpFile(path, "records", document, status.st_mtime)
+    raise refusal("it has other content")
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Unpickler of plain containers, numbers and strings. In Python: the one in C allocates what a pickle asks for."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse whatever a pickle wants to call."""
+        raise pickle.UnpicklingError(f"it is a pickle that calls {module}.{name}, which a dump does not")
+
+
+def unpickle(content: bytes) -> Any:
+    """Return the plain containers that a pickle has.
+
+    Raises:
+        ValueError: the pickle is damaged, or has anything else.
+    """
+    try:
+        return _PlainUnpickler(io.BytesIO(content)).load()
+    except pickle.UnpicklingError as error:
+        raise ValueError(str(error)) from error
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise ValueError(f"it is a damaged pickle ({type(error).__name__})") from error
+
+
+def _rank_in_name(file: DumpFile) -> int:
+    """Return the rank in a file's name: the last number, suffixes left out.
+
+    Raises:
+        CommandError: there is none.
+    """
+    stem = re.sub(r"(\.(json|pickle|pkl|pt|bin|txt|trace))+$", "", file.path.name)
+    found = re.findall(r"rank[_-]?(\d+)", stem) or re.findall(r"\d+", stem)
+    if not found or int(found[-1]) >= MAX_WORLD_SIZE:
+        raise CommandError(f"{file.path} has no rank in its name: name the dumps rank_0, rank_1, ...")
+    return int(found[-1])
+
+
+def _by_rank(files: Collection[DumpFile], rank_of: Callable[[DumpFile], int], directory: Path) -> dict[int, DumpFile]:
+    """Return files by rank.
+
+    Raises:
+        CommandError: two are of one rank.
+    """
+    found: dict[int, DumpFile] = {}
+    for file in files:
+        rank = rank_of(file)
+        if rank in found:
+            raise CommandError(
+                f"{directory} has two dumps of rank {rank}, {found[rank].path.name} and {file.path.name}: give a "
+                "directory with the dumps of one job"
+            )
+        found[rank] = file
+    return found
