@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+WHEEL  := $(BIN)/python -m build --wheel --no-isolation --outdir dist
 CORE   := agent/rankmesh_agent/native/core.abi3.so
 NPROC  ?= 4
 EPOCHS ?= 30
@@ -140,8 +141,13 @@ test-docs-site: $(VENV)/.dev $(VENV)/.docs  ## Build the site, and test that it 
 docs-serve: $(VENV)/.docs  ## Show the site at http://127.0.0.1:8000, and build it anew at every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-wheel: $(VENV)/.dev  ## Build the wheel into dist/
-	$(BIN)/python -m build --wheel --outdir dist
+# The pure one, and one for each processor with the compiled core, cross-compiled for glibc 2.17 (manylinux2014) and newer.
+wheel: $(VENV)/.zig  ## Build the wheels into dist/
+	RANKMESH_NATIVE=0 $(WHEEL)
+	set -e; for processor in x86_64 aarch64; do \
+	  RANKMESH_NATIVE=1 _PYTHON_HOST_PLATFORM=manylinux_2_17-$$processor \
+	    CC="$(abspath $(BIN))/python -m ziglang cc -target $$processor-linux-gnu.2.17" $(WHEEL); \
+	done
 	@ls dist/*.whl
 
 dashboard-screenshot: $(VENV)/.browser  ## Write docs/dashboard.png from a job that runs; needs Chromium
@@ -211,6 +217,11 @@ $(VENV)-integrations/.installed: pyproject.toml tests/integrations/requirements.
 
 $(VENV)/.browser: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable '.[browser]'
+	touch $@
+
+# A C compiler for other processors and older versions of glibc.
+$(VENV)/.zig: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
 	touch $@
 
 $(VENV)/.mpi: $(VENV)/.dev

@@ -26,7 +26,16 @@ ROOT = Path(__file__).parent.resolve()
 CORE = Path("agent/rankmesh_agent/native/core.pyx")
 MODULE = "core.abi3.so"
 # One file serves CPython 3.11 and newer: the limited API. A sum is rounded as NumPy rounds it: no fused multiply-add.
-FLAGS = ("-shared", "-fPIC", "-O3", "-std=c11", "-ffp-contract=off", "-D_GNU_SOURCE", "-DPy_LIMITED_API=0x030b0000")
+FLAGS = (
+    "-shared",
+    "-fPIC",
+    "-O3",
+    "-std=c11",
+    "-ffp-contract=off",
+    "-D_GNU_SOURCE",
+    "-DPy_LIMITED_API=0x030b0000",
+    f"-I{sysconfig.get_path('include')}",
+)
 C_WARNINGS, CYTHON_WARNINGS = ("-Wall", "-Wextra", "-Werror"), ("-Wextra", "-Werror")
 
 
@@ -84,8 +93,10 @@ def build_core(made: Path) -> str:
 def _compile(made: Path, *, required: bool) -> None:
     """Run Cython and the C compiler; the file appears at once, since processes may have mapped an older one."""
     cython = [sys.executable, "-m", "cython", "-3", str(CORE), *(CYTHON_WARNINGS if required else ())]
-    compiler = [*shlex.split(os.environ.get("CC") or "cc"), *FLAGS, *(C_WARNINGS if required else ())]
-    compiler += [f"-I{sysconfig.get_path('include')}", *shlex.split(os.environ.get("CFLAGS", "-s"))]
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    if shutil.which(compiler[0]) is None:
+        raise FileNotFoundError(f"there is no C compiler {compiler[0]}")
+    compiler += [*FLAGS, *(C_WARNINGS if required else ()), *shlex.split(os.environ.get("CFLAGS", "-s"))]
     output = None if required else subprocess.PIPE
     with tempfile.TemporaryDirectory(dir=made.parent) as folder:
         source, module = Path(folder, "core.c"), Path(folder, MODULE)

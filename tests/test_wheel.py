@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import hatch_build
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = """
@@ -24,13 +27,55 @@ dist.destroy_process_group()
 pytestmark = pytest.mark.processes
 
 
+def build(folder: Path, **variables: str) -> tuple[Path, str]:
+    """Return a wheel, and what the build printed."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    env = {**os.environ, "RANKMESH_NATIVE": "", **variables}
+    done = subprocess.run(command, check=True, env=env, capture_output=True, text=True, timeout=300)
+    (made,) = folder.glob("*.whl")
+    return made, done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    (made,) = folder.glob("*.whl")
-    return made
+    return build(tmp_path_factory.mktemp("wheel"))[0]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_one_compiled_file_serves_all_pythons(wheel: Path) -> None:
+    assert "-cp311-abi3-linux_" in wheel.name
+    assert "rankmesh_agent/native/core.abi3.so" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_a_pure_wheel_has_not_even_the_file_of_the_source_tree(tmp_path: Path) -> None:
+    pure, output = build(tmp_path, RANKMESH_NATIVE="0")
+    assert pure.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(pure).namelist() if name.endswith(".so")]
+    assert output.count("no compiled core, all is Python: RANKMESH_NATIVE=0\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("CC", "no-such-cc", "there is no C compiler no-such-cc"),
+        ("CFLAGS", "-include no-such-python.h", "error: no-such-python.h: No such file or directory"),
+        ("_PYTHON_HOST_PLATFORM", "linux-riscv64", "this is linux-riscv64, and it is for Linux on x86-64 and aarch64"),
+    ],
+)
+def test_what_prevents_the_compiled_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    """It is told, and fails no build, unless the core is required; an older file is gone."""
+    monkeypatch.setenv("RANKMESH_NATIVE", "")
+    monkeypatch.setenv(name, value)
+    older = tmp_path / hatch_build.MODULE
+    older.touch()
+    assert hatch_build.build_core(older).endswith(told)
+    assert not list(tmp_path.iterdir())
+    if name == "CC":
+        monkeypatch.setenv("RANKMESH_NATIVE", "1")
+        with pytest.raises(FileNotFoundError, match="no-such-cc"):
+            hatch_build.build_core(older)
 
 
 def test_only_our_packages_are_at_the_top(wheel: Path) -> None:

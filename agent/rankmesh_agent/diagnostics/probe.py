@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
+from rankmesh_agent import native
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.dial import connect
@@ -142,6 +143,7 @@ def host_report(settings: Settings, token: bool) -> HostReport:
         free,
         unsupported() or ("" if total is not None else f"there is no directory {settings.shm_dir}"),
         settings.slot_bytes,
+        native.reason,
         token,
         os.getloadavg()[0] / cpus if hasattr(os, "getloadavg") else 0.0,
     )

@@ -71,6 +71,7 @@ def _here(here: dict[str, Any]) -> Table:
         ["load", f"{here['load']:.1f} processes for each processor"],
         ["addresses", ", ".join(f"{address} ({name})" for name, address in here["addresses"].items())],
         ["shared memory", here["shm_trouble"] or _room(here["shm_dir"], here["shm_total"], here["shm_free"])],
+        ["compiled core", f"does not run: {here['native_trouble']}" if here["native_trouble"] else "runs"],
         ["token", "given" if here["token"] else "none given"],
     ]
     return Table("Here", ["", ""], rows)

@@ -12,6 +12,7 @@ from support.command import Double
 from support.pauses import despite_pauses
 from support.processes import free_port, plain_http_server
 
+from rankmesh_agent import native
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import AddressNotListedError, Prober, measure
 from rankmesh_agent.http.app import create_app
@@ -203,6 +204,7 @@ def test_the_properties_of_the_host(tmp_path):
     settings = Settings(shm_dir=str(tmp_path), slot_bytes=1 << 16, transport="tcp")
     report = Prober(str, lambda: settings, lambda: "secret").host()
     assert (report.shm_dir, report.slot_bytes, report.transport, report.token) == (str(tmp_path), 65536, "tcp", True)
+    assert report.native_trouble == native.reason
     assert report.shm_total is not None
     assert report.shm_free is not None
     assert 0 <= report.shm_free <= report.shm_total

@@ -18,6 +18,7 @@ from support.network_hosts import Host, network_hosts
 from support.processes import Ranks
 
 from rankmesh._cli import doctor
+from rankmesh_agent import native
 from rankmesh_agent.wire.version import __version__
 
 pytestmark = pytest.mark.processes
@@ -62,11 +63,13 @@ def test_a_rank_that_is_stopped_is_named(job: Job, monkeypatch: pytest.MonkeyPat
     job.all_alive()
 
 
-def test_the_wrong_token(job: Job):
+def test_the_wrong_token(job: Job, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(native, "reason", "there is no compiler")
     code, stdout, stderr = job.here("doctor", RANKMESH_TOKEN="another")
     assert code == 4
     assert stderr.count("\n") == 1
     assert stdout.startswith("Here\n")  # what is known without the gateway
+    assert "\n  compiled core  does not run: there is no compiler\n" in stdout
 
 
 @pytest.fixture

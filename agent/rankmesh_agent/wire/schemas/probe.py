@@ -29,6 +29,7 @@ class HostReport:
         shm_total, shm_free: bytes of that file system, and free ones; None if the directory does not exist.
         shm_trouble: reason why processes cannot share memory there, empty if they can.
         slot_bytes: bytes of one rank's slot in a group's shared memory.
+        native_trouble: reason why the compiled core does not run, empty if it does.
         token: whether the agent requires a token.
         load: processes that run or wait for a processor, for each processor of the host: the last minute's mean.
     """
@@ -46,6 +47,7 @@ class HostReport:
     shm_free: Integer | None
     shm_trouble: str
     slot_bytes: Integer
+    native_trouble: str
     token: bool
     load: float
 
