@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
+from rankmesh_agent import native
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.collectives.select import Algorithm
@@ -24,7 +25,6 @@ from rankmesh_agent.group.native_calls import NativeCalls
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import Future, Work
-from rankmesh_agent.native import core
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
@@ -111,9 +111,9 @@ class CallQueue:
         self._plans.clear()
         if not backend.device and (self._native is None or backend.segment is not self._native.segment):
             self._end_native()
-            if core is not None and backend.segment is not None:
+            if native.core is not None and backend.segment is not None:
                 shared = self._plans, self._queued, self._turn
-                self._native = NativeCalls(core, self, self._state, backend.segment, shared)
+                self._native = NativeCalls(native.core, self, self._state, backend.segment, shared)
 
     @property
     def fastest_submit(self) -> Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]:
