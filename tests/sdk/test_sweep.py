@@ -49,7 +49,9 @@ def test_results_are_those_of_numpy(ranks: Ranks, world: int, size: int) -> None
     cells |= {name: of_groups[world + len(SIZES) * number] for number, name in enumerate(GROUPS)}
     digests = set()
     for transport in WORLDS[size]:
-        reported = [rank.reported for rank in ranks.run(all_cells, size, env=partial(variables, transport), cells=cells)]
+        reported = [
+            rank.reported for rank in ranks.run(all_cells, size, env=partial(variables, transport), cells=cells)
+        ]
         for space in cells:
             found = [of_rank[space] for of_rank in reported if space in of_rank]
             assert len(found) == (GROUPS[space][world] if space in GROUPS else size)

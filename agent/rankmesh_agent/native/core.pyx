@@ -292,8 +292,10 @@ cdef class Calls:
         free(self.inputs)
 
     def close(self):
-        """Leave all calls to the queue from now on; the memory may be unmapped."""
-        self.plans = self.segment = self.plan = None
+        """Leave all calls to the queue from now on; the memory may be unmapped once no call is under way."""
+        self.plans = None
+        if not self.held:
+            self.segment = self.plan = None
 
     def submit(self, key, tuple arguments, options, *, launches=False):
         """See CallQueue.submit."""
@@ -310,10 +312,11 @@ cdef class Calls:
         """Return whether a call may begin now, and has no options that the core does not know."""
         if (<tuple>options)[1] or (<tuple>options)[3] is not None or (<tuple>options)[5] is not None:
             return False
-        if len(self.queued) or self.turn.locked() or self.state.failure is not None:
-            return False
         worker = self.queue.worker
-        return worker is None or worker.ident != get_ident()
+        if worker is not None and worker.ident == get_ident() or self.state.failure is not None:
+            return False
+        # Last: until ``hold`` nothing lets another thread run.
+        return not len(self.queued) and not self.turn.locked()
 
     cdef bint find_arrays(self, tuple arguments) except -1:
         """Find the addresses of a call's arrays; return whether all are as expected."""
@@ -350,7 +353,6 @@ cdef class Calls:
     cdef int carry_out(self, found, tuple arguments, options) except -1:
         cdef Plan plan = self.plan
         cdef Line *own = &self.lines[self.rank]
-        self.held = False
         self.started = monotonic()
         self.seq = <uint64_t>self.state.seq + 1
         try:
@@ -363,6 +365,8 @@ cdef class Calls:
                 self.collect(arguments)
                 self.end()
             else:
+                if self.plans is None:  # the group was closed meanwhile
+                    self.state.raise_if_failed()
                 self.hold()
                 self.segment._steps -= 1
                 self.queue.execute(found._replace(algorithm=self.resume), arguments, options, self.seq, self.started)
@@ -373,7 +377,10 @@ cdef class Calls:
             raise
         finally:
             if self.held:
+                self.held = False
                 self.turn.release()
+                if self.plans is None:
+                    self.close()
         return 0
 
     def resume(self, segment, *arguments):
@@ -455,6 +462,7 @@ cdef class Calls:
                 sched_yield()
                 now = monotonic()
                 if now - began >= TIME_SLICE:
+                    self.hold()
                     self.contention.lose_time_slice(began, now)
                     break
                 if now - first >= MAX_SPIN:
