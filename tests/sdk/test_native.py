@@ -247,6 +247,10 @@ def operands(dtype: np.dtype[Any], kind: str, rank: int) -> Any:
     with np.errstate(all="ignore"):
         pairs = np.array([(a, b) for a in EDGES for b in EDGES])[:, rank % 2]
         values = np.concatenate([pairs, random.normal(0, 100, 300)])
+        if dtype.itemsize == 2:  # numbers of all sizes, and pairs of similar size
+            bits = np.frombuffer(random.bytes(8000), np.uint16)
+            near = bits[:2000] if rank % 2 else np.frombuffer(np.random.default_rng(0).bytes(4000), np.uint16) ^ 0x8013
+            return np.concatenate([values.astype(dtype), bits.view(dtype), near.view(dtype)])
         if dtype.names:
             halves = values[: values.size // 2 * 2].astype(np.float16)
             return halves.view(dtype).copy()

@@ -14,7 +14,7 @@ import numpy
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
 
@@ -22,6 +22,7 @@ cdef extern from *:
     """
     #include <linux/futex.h>
     #include <sched.h>
+    #include <string.h>
     #include <sys/syscall.h>
     #include <time.h>
     #include <unistd.h>
@@ -45,6 +46,26 @@ cdef extern from *:
     #define relax() __asm__ volatile("yield")
     #endif
 
+    static inline float float_of(uint32_t bits) { float number; memcpy(&number, &bits, 4); return number; }
+    static inline uint32_t bits_of(float number) { uint32_t bits; memcpy(&bits, &number, 4); return bits; }
+
+    static inline float of_bfloat16(uint16_t bits) { return float_of((uint32_t)bits << 16); }
+    static inline uint16_t to_bfloat16(float number) {
+        uint32_t bits = bits_of(number);
+        return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    /* As in float16.py: the bits in the place of a float's are those of a number 2**112 times too small. */
+    static inline float of_float16(uint16_t bits) {
+        return float_of((uint32_t)(bits & 0x8000) << 16 | bits_of(float_of((uint32_t)(bits & 0x7fff) << 13) * 0x1p112f));
+    }
+    static inline uint16_t to_float16(float number) {
+        uint32_t bits = bits_of(number), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+        uint32_t subnormal = bits_of(float_of(size) + 0.5f) - 0x3f000000; /* the last bit of 0.5 is a subnormal's */
+        uint32_t normal = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
+        uint32_t small = -(uint32_t)(size < 0x38800000); /* without a branch, which would not be vectorised */
+        return (uint16_t)(sign | (subnormal & small) | (normal & ~small));
+    }
+
     static double monotonic(void) {
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
@@ -66,6 +87,11 @@ cdef extern from *:
     void store_release(uint64_t *word, uint64_t value) noexcept nogil
     void full_fence() noexcept nogil
     void relax() noexcept nogil
+    uint32_t bits_of(float number) noexcept nogil
+    float of_bfloat16(uint16_t bits) noexcept nogil
+    uint16_t to_bfloat16(float number) noexcept nogil
+    float of_float16(uint16_t bits) noexcept nogil
+    uint16_t to_float16(float number) noexcept nogil
     double monotonic() noexcept nogil
     void wake_sleepers(uint64_t *word) noexcept nogil
     void sleep_while(uint64_t *word, uint64_t value, long nanoseconds) noexcept nogil
@@ -73,12 +99,14 @@ cdef extern from *:
 
 cdef enum:
     MAX_BYTES = 1 << 16  # of an array: longer ones are no slower in NumPy's loops, which release the interpreter lock
+    BLOCK = 1 << 11  # elements that are reduced at a time: all stay in the first-level cache
     CONTIGUOUS_ALIGNED = 0x101  # flags of an array
     WRITEABLE = 0x400
     SLICE_NANOSECONDS = 50000000  # see slots.SLICE_SECONDS
     YIELDS = 20  # see slots._YIELDS
     SPIN_ROUNDS = 64
     SPINS = 32  # twice slots._SPINS: a check takes half the time
+    MAX_BFLOAT16 = 0x7f7f0000  # the largest one's bits as a float
     BUCKETS = 16  # see stats.BOUNDS
 
 cdef enum:  # see OpType
@@ -121,31 +149,67 @@ ctypedef fused Whole:  # unsigned: signed ones wrap around to the same bits
 
 cdef bint reduce_real(Real *out, char *slots, size_t stride, int size, Py_ssize_t count, int op) noexcept nogil:
     """Reduce in rank order; return False where the result has NaN, whose bits depend on the processor's instruction."""
-    cdef Real *first = <Real *>slots
-    cdef Real *part = <Real *>(slots + stride)
-    cdef Real ranks = size
+    cdef Real *before = <Real *>slots
+    cdef Real *part
+    cdef Real total, ranks = size
     cdef Py_ssize_t i
     cdef int rank, nan = 0
-    if op == PRODUCT:
-        for i in range(count):
-            out[i] = first[i] * part[i]
-        for rank in range(2, size):
-            part = <Real *>(slots + rank * stride)
+    for rank in range(1, size):
+        part = <Real *>(slots + rank * stride)
+        if op == PRODUCT:
             for i in range(count):
-                out[i] *= part[i]
-    else:
-        for i in range(count):
-            out[i] = first[i] + part[i]
-        for rank in range(2, size):
-            part = <Real *>(slots + rank * stride)
+                total = before[i] * part[i]
+                out[i] = total
+                nan |= total != total
+        else:
             for i in range(count):
-                out[i] += part[i]
+                total = before[i] + part[i]
+                out[i] = total
+                nan |= total != total
+        before = out
     if op == AVG:
         for i in range(count):
             out[i] /= ranks
-    for i in range(count):
-        nan |= out[i] != out[i]
     return not nan
+
+
+cdef bint reduce_half(uint16_t *out, char *slots, size_t stride, int size, Py_ssize_t count, int op, char form) noexcept nogil:
+    """Reduce float16 or bfloat16 in float32 and round once; return False where numbers are infinite or NaN."""
+    cdef float[2][BLOCK] rows
+    cdef float *total = rows[0]
+    cdef float *wide = total
+    cdef float ranks = size
+    cdef uint16_t *part
+    cdef Py_ssize_t i
+    cdef int rank, special = 0
+    for rank in range(size):
+        part = <uint16_t *>(slots + rank * stride)
+        if form == c"E":
+            for i in range(count):
+                wide[i] = of_bfloat16(part[i])
+        else:
+            for i in range(count):
+                wide[i] = of_float16(part[i])
+                special |= (part[i] & 0x7c00) == 0x7c00
+        if op == PRODUCT and rank:
+            for i in range(count):
+                total[i] *= wide[i]
+        elif rank:
+            for i in range(count):
+                total[i] += wide[i]
+        wide = rows[1]
+    if op == AVG:
+        for i in range(count):
+            total[i] /= ranks
+    if form == c"E":
+        for i in range(count):
+            special |= (bits_of(total[i]) & 0x7fffffff) >= MAX_BFLOAT16
+            out[i] = to_bfloat16(total[i])
+    else:
+        for i in range(count):
+            special |= (bits_of(total[i]) & 0x7fffffff) >= 0x47800000  # 65536
+            out[i] = to_float16(total[i])
+    return not special
 
 
 cdef void reduce_whole(Whole *out, char *slots, size_t stride, int size, Py_ssize_t count, int op) noexcept nogil:
@@ -500,22 +564,29 @@ cdef class Calls:
         return 0
 
     cdef bint reduce(self, char *first) noexcept:
-        """Reduce what needs no more than additions or multiplications; return whether that is exact."""
+        """Reduce what needs no more than additions or multiplications; return whether the result is exact."""
         cdef Plan plan = self.plan
         cdef char *out = self.outputs[0]
-        if plan.op != SUM and plan.op != PRODUCT and (plan.op != AVG or plan.form not in b"fd"):
+        cdef size_t stride = self.slot_bytes
+        cdef Py_ssize_t begin, count, at
+        cdef bint exact = True
+        if plan.op != SUM and plan.op != PRODUCT and (plan.op != AVG or plan.form not in b"fdeE"):
             return False
-        if plan.form == c"f":
-            return reduce_real(<float *>out, first, self.slot_bytes, self.size, self.count, plan.op)
-        if plan.form == c"d":
-            return reduce_real(<double *>out, first, self.slot_bytes, self.size, self.count, plan.op)
-        if plan.form in b"iI":
-            reduce_whole(<uint32_t *>out, first, self.slot_bytes, self.size, self.count, plan.op)
-            return True
-        if plan.form in b"lLqQ":
-            reduce_whole(<uint64_t *>out, first, self.slot_bytes, self.size, self.count, plan.op)
-            return True
-        return False
+        for begin in range(0, self.count, BLOCK):
+            count, at = min(self.count - begin, BLOCK), begin * plan.itemsize
+            if plan.form == c"f":
+                exact &= reduce_real(<float *>(out + at), first + at, stride, self.size, count, plan.op)
+            elif plan.form == c"d":
+                exact &= reduce_real(<double *>(out + at), first + at, stride, self.size, count, plan.op)
+            elif plan.form in b"eE":
+                exact &= reduce_half(<uint16_t *>(out + at), first + at, stride, self.size, count, plan.op, plan.form)
+            elif plan.form in b"iI":
+                reduce_whole(<uint32_t *>(out + at), first + at, stride, self.size, count, plan.op)
+            elif plan.form in b"lLqQ":
+                reduce_whole(<uint64_t *>(out + at), first + at, stride, self.size, count, plan.op)
+            else:
+                return False
+        return exact
 
     cdef int hold(self) except -1:
         """Let other threads see the call, before this one releases the interpreter lock for the first time."""
