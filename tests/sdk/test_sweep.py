@@ -5,6 +5,8 @@ The ranks are real processes: one start goes through all cells (support/sweep) o
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from support.processes import Me, Ranks
 from support.sweep.cover import SLOT_BYTES, cells_of
@@ -13,8 +15,8 @@ import rankmesh as dist
 
 pytestmark = pytest.mark.processes
 
-WORLDS = {1: ["shm"], 2: ["tcp"], 3: ["shm", "tcp"], 5: ["shm"]}
-"""Numbers of ranks, and the transports with each."""
+WORLDS = {1: ["shm"], 2: ["tcp", "shm"], 3: ["shm", "shm 0", "shm 01", "tcp"], 5: ["shm 10"]}
+"""Numbers of ranks, and the transports with each: 0 and 1 are RANKMESH_NATIVE of the ranks in turn."""
 SIZES = tuple(WORLDS)
 GROUPS = {"all, reversed": SIZES, "every other one": tuple((size + 1) // 2 for size in SIZES)}
 """Groups of these worlds, and their numbers of ranks."""
@@ -34,6 +36,12 @@ def all_cells(me: Me, cells: dict[str, list[list[object]]]) -> None:
     dist.destroy_process_group()
 
 
+def variables(transport: str, rank: int) -> dict[str, str]:
+    name, _, native = transport.partition(" ")
+    found = {"RANKMESH_TRANSPORT": name, "RANKMESH_SLOT_BYTES": str(8 * SLOT_BYTES)}
+    return found | ({"RANKMESH_NATIVE": native[rank % len(native)]} if native else {})
+
+
 @pytest.mark.parametrize(("world", "size"), [*enumerate(SIZES)])
 def test_results_are_those_of_numpy(ranks: Ranks, world: int, size: int) -> None:
     cells = {space: cells_of(space, SIZES)[world] for space in ("api", "lists")}
@@ -41,8 +49,9 @@ def test_results_are_those_of_numpy(ranks: Ranks, world: int, size: int) -> None
     cells |= {name: of_groups[world + len(SIZES) * number] for number, name in enumerate(GROUPS)}
     digests = set()
     for transport in WORLDS[size]:
-        environment = {"RANKMESH_TRANSPORT": transport, "RANKMESH_SLOT_BYTES": str(8 * SLOT_BYTES)}
-        reported = [rank.reported for rank in ranks.run(all_cells, size, env=environment, cells=cells)]
+        reported = [
+            rank.reported for rank in ranks.run(all_cells, size, env=partial(variables, transport), cells=cells)
+        ]
         for space in cells:
             found = [of_rank[space] for of_rank in reported if space in of_rank]
             assert len(found) == (GROUPS[space][world] if space in GROUPS else size)

@@ -168,8 +168,10 @@ class Ranks:
         self.started: list[Rank] = []
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """Return the environment of a process: none of ours is inherited."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        """Return the environment of a process; of ours it inherits whether the compiled core may run."""
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(_OURS) or name == "RANKMESH_NATIVE"
+        }
         fixed = {"RANKMESH_JOB": self.job, MARKER: self.job, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         fixed["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # its warnings are of the machine's names and networks
         return {**inherited, **fixed, **variables}

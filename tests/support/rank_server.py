@@ -25,6 +25,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from rankmesh_agent import native
+from rankmesh_agent.config.env import permits_native
+
 MARKER = "RANKS_OF_TEST"
 """The variable that names the test in the environment of every process that belongs to it."""
 _LONGEST = 1 << 18  # bytes of a message
@@ -87,6 +90,8 @@ class Fork(NamedTuple):
         _overwrite_environ(self.environment[MARKER])
         os.environ.clear()
         os.environ.update(self.environment)
+        if not permits_native(os.environ):
+            native.core, native.reason = None, "the rank may not use it"
         os.chdir(self.program.folder)
         for descriptor, path in (1, self.stdout), (2, self.stderr):
             opened = os.open(path, os.O_WRONLY | os.O_APPEND)

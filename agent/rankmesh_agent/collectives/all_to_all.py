@@ -44,11 +44,34 @@ def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Ar
     note.pack_into(notes[rank], 0, *sent, *expected, *locations)
     _write(slots[rank], outgoing, 0, lane)
     segment.step()
-    exposure: Exposure | None = None
-    longest = sent[0]
+    longest, exposure = sent[0], None
     # Fast path: all lengths are equal and no array is long, so all notes are equal.
     if len(outgoing) < size - 1 or sent != [longest] * size or expected != sent or notes != [notes[rank]] * size:
         longest, exposure = segment.decoded(_decode, notes)
+    _exchange(segment, (outputs, inputs, outgoing), slots, longest, exposure)
+
+
+def complete(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
+    """Carry out over_segment after its step with arrays that fit into lanes, where those of other ranks may not."""
+    dtype = inputs[0].dtype
+    longest, exposure = segment.decoded(_decode, segment.notes())
+    slots = segment.current_slots(dtype, segment.lane(dtype) * segment.size)
+    outgoing = [(to, part) for to, part in enumerate(inputs) if to != segment.rank]
+    _exchange(segment, (outputs, inputs, outgoing), slots, longest, exposure)
+
+
+def _exchange(
+    segment: Segment,
+    arrays: tuple[Sequence[Array], Sequence[Array], Sequence[tuple[int, Array]]],
+    slots: Sequence[Array],
+    longest: int,
+    exposure: Exposure | None,
+) -> None:
+    """Read the first chunk, exchange the others, and read the exposed arrays."""
+    outputs, inputs, outgoing = arrays
+    rank, size = segment.rank, segment.size
+    dtype = inputs[0].dtype
+    lane = segment.lane(dtype)
     incoming = [
         (owner, output)
         for owner, output in enumerate(outputs)

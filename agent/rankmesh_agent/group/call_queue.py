@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
+from rankmesh_agent import native
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.flight_recorder import Record, error_text
+from rankmesh_agent.group.native_calls import NativeCalls
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import Future, Work
@@ -43,6 +45,7 @@ class Plan(NamedTuple):
         stats: statistics that count it.
         nbytes: bytes of its largest contribution, None where each rank's differ.
         backend: runs the algorithm.
+        native: the plan of the compiled core, None for a call that it does not carry out.
     """
 
     call: Call
@@ -50,6 +53,7 @@ class Plan(NamedTuple):
     stats: OpStats
     nbytes: int | None
     backend: Backend
+    native: Any = None
 
     def payload_bytes(self, arguments: Sequence[Any]) -> int:
         """Return the bytes of a call with these arguments; the last of an all_to_all's are this rank's inputs."""
@@ -89,7 +93,8 @@ class CallQueue:
         self._turn = threading.Lock()
         self._queue: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
         self._queued: deque[_QueuedCall] = deque()
-        self._worker: threading.Thread | None = None  # runs the queued calls
+        self._native: NativeCalls | None = None
+        self.worker: threading.Thread | None = None  # runs the queued calls
         self._latest: threading.Thread | None = None  # the last one that did; `_release` may have let it go
 
     @property
@@ -104,6 +109,16 @@ class CallQueue:
         """
         self._backends[backend.device] = backend
         self._plans.clear()
+        if not backend.device and (self._native is None or backend.segment is not self._native.segment):
+            self._end_native()
+            if native.core is not None and backend.segment is not None:
+                shared = self._plans, self._queued, self._turn
+                self._native = NativeCalls(native.core, self, self._state, backend.segment, shared)
+
+    @property
+    def fastest_submit(self) -> Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]:
+        """The compiled core's ``submit``, where it may carry out calls; else this queue's."""
+        return self.submit if self._native is None else self._native.submit
 
     def submit(
         self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options, *, launches: bool = False
@@ -123,7 +138,7 @@ class CallQueue:
         Raises:
             TypeError: the reduction is not defined for the dtype.
         """
-        if not options.async_op and self._worker is not None and threading.current_thread() is self._worker:
+        if not options.async_op and self.worker is not None and threading.current_thread() is self.worker:
             name = self.plan(key).call.name
             raise RuntimeError(f"a synchronous {name} in a callback would wait for itself: use async_op=True there")
         if (launches or not options.async_op) and not self._queued and self._turn.acquire(False):
@@ -161,6 +176,8 @@ class CallQueue:
             nbytes = None if call.kind is OpType.ALL_TO_ALL else call.nbytes
             plan = Plan(call, algorithm or backend.algorithm(call), stats, nbytes, backend)
             if algorithm is None:
+                if self._native is not None:
+                    plan = plan._replace(native=self._native.plan_of(call, plan.algorithm))
                 if len(self._plans) >= _MAX_PLANS:
                     self._plans.clear()
                 self._plans[key] = plan
@@ -168,7 +185,9 @@ class CallQueue:
 
     def op_stats(self) -> Mapping[str, OpStats]:
         """Return the statistics of the calls, by operation. For any thread."""
-        return self._op_stats.copy()
+        if self._native is None:
+            return self._op_stats.copy()
+        return self._native.added_to(self._op_stats)
 
     def active_records(self) -> list[Record]:
         """Return the calls that have not ended: the one under way, then the queued ones. For any thread."""
@@ -180,18 +199,30 @@ class CallQueue:
             (state, call, seq, since, None, "", nbytes) for call, seq, since, nbytes in waiting
         ]
 
-    def execute(self, plan: Plan, arguments: Sequence[Any], options: Options, seq: int | None = None) -> None:
+    def execute(
+        self,
+        plan: Plan,
+        arguments: Sequence[Any],
+        options: Options,
+        seq: int | None = None,
+        started: float | None = None,
+    ) -> None:
         """Execute a call, by default the next number, in this thread, whose turn it is; an error within ends the group.
+
+        Args:
+            started: when the compiled core began it, by the monotonic clock; None for a call that begins now.
 
         Raises:
             CollectiveMismatchError: no data has moved and all ranks know: the group goes on.
             DistBackendError: the call failed, or the group had failed before; then this is its first failure.
         """
         state = self._state
-        if state.failure is not None:
-            state.broadcast_abort()
-            state.raise_if_failed()
-        call, algorithm, stats, nbytes, backend = plan
+        if started is None:
+            if state.failure is not None:
+                state.broadcast_abort()
+                state.raise_if_failed()
+            started = monotonic()
+        call, algorithm, stats, nbytes, backend, _ = plan
         if nbytes is None:
             nbytes = plan.payload_bytes(arguments)
         error_message = ""
@@ -204,7 +235,7 @@ class CallQueue:
         deadline = state.deadline
         # Written out here what Deadline.restart does: calling it would take longer than doing it.
         deadline.seconds = timeout
-        started = state.started_at = deadline.started = monotonic()
+        state.started_at = deadline.started = started
         deadline.at = started + timeout
         try:
             try:
@@ -237,12 +268,20 @@ class CallQueue:
                 self._latest.join(_JOIN_SECONDS)
         for device in sorted(self._backends, reverse=True):  # host memory last: other backends may build on its backend
             self._backends[device].close()
+        self._end_native()
+
+    def _end_native(self) -> None:
+        if self._native is not None:
+            self._native.close()
+            self._plans.clear()  # the reductions refer to the memory
+            self._op_stats = dict(self.op_stats())
+            self._native = None
 
     def end_in_child(self) -> None:
         """Forget the worker and its calls in a forked child, which has no such thread."""
         reset_lock(self._turn)
         self._queued.clear()
-        self._worker = self._latest = None
+        self.worker = self._latest = None
 
     def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work:
         plan = self.plan(key)
@@ -253,16 +292,16 @@ class CallQueue:
             # Planned anew: an earlier call may have changed the backend (registered arrays), at every rank.
             self.execute(self.plan(key), arguments, given)
 
-        work = Work(plan.call.name, options.result, Future(lambda: self._worker, self._release))
+        work = Work(plan.call.name, options.result, Future(lambda: self.worker, self._release))
         queued = _QueuedCall(plan.call, monotonic(), plan.payload_bytes(arguments), work, execute)
         with self._state.lock:  # close() takes it, too: no call is queued behind its end mark
             failed = self._state.failure is not None
             if not failed:
                 self._queued.append(queued)
-                if self._worker is None:
+                if self.worker is None:
                     name = f"rankmesh-{self._state.name}"
-                    self._worker = self._latest = threading.Thread(target=self._work, name=name, daemon=True)
-                    self._worker.start()
+                    self.worker = self._latest = threading.Thread(target=self._work, name=name, daemon=True)
+                    self.worker.start()
                 self._queue.put(queued)
         if failed:
             self._state.broadcast_abort()
@@ -274,10 +313,10 @@ class CallQueue:
         while (queued := self._queue.get()) is not None:
             self._run(queued)
             del queued  # releases the user's arrays now, not when the next call comes
-            if self._worker is not me:
+            if self.worker is not me:
                 with self._state.lock:
-                    self._worker = self._worker or me
-                if self._worker is not me:
+                    self.worker = self.worker or me
+                if self.worker is not me:
                     return  # another worker was started while a callback held this one
 
     def _run(self, queued: _QueuedCall) -> None:
@@ -298,6 +337,6 @@ class CallQueue:
     def _release(self) -> bool:
         """Let this thread, the worker, go if the queue is empty; return whether the thread holds up no call."""
         with self._state.lock:
-            if threading.current_thread() is self._worker and not self._queued:
-                self._worker = None
-            return threading.current_thread() is not self._worker
+            if threading.current_thread() is self.worker and not self._queued:
+                self.worker = None
+            return threading.current_thread() is not self.worker

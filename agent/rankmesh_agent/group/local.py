@@ -76,6 +76,8 @@ class LocalCommunicator(Communicator, FrameSink):
     def use_backend(self, backend: Backend) -> None:
         """See Communicator; a backend with a transport for messages carries these, too."""
         super().use_backend(backend)
+        if self.batch is None:
+            self.submit = self.queue.fastest_submit
         self.messages.transport = self.queue.backend.messages or self.matcher
 
     def use_custom_backend(self, name: str, engine: Any) -> None:

@@ -1,5 +1,29 @@
 """Types of the compiled core, core.pyx."""
 
-from _typeshed import WriteableBuffer
+from collections.abc import Callable, Sequence
+from typing import Any
 
-def load(memory: WriteableBuffer, offset: int) -> int: ...
+class Slots:
+    _steps: int
+    _turn: int
+
+class Counts:
+    def totals(self) -> tuple[int, float, list[int]]: ...
+
+class Plan:
+    def __init__(
+        self,
+        call: Any,
+        counts: Counts,
+        place: tuple[int, int, int],
+        lane: int,
+        reduce: Callable[[Any], None] | None,
+        complete: Callable[..., None],
+    ) -> None: ...
+
+class Calls:
+    def __init__(self, queue: Any, state: Any, segment: Any, shared: tuple[Any, ...], contention: Any) -> None: ...
+    def close(self) -> None: ...
+    def submit(
+        self, key: tuple[Any, ...], arguments: Sequence[Any], options: Any, *, launches: bool = False
+    ) -> Any: ...

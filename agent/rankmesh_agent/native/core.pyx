@@ -1,30 +1,628 @@
-# cython: language_level=3, boundscheck=False, wraparound=False
-"""Words in memory that processes share: what no other language of the package reads in order on every processor."""
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Short collectives in shared memory, each carried out whole by one function.
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport uint64_t
+The memory's layout, the steps and the arithmetic are those of slots.py and of the algorithms of one step: their Python
+code is the reference, and a rank that runs it works with ranks that run this. A call that the core does not know it
+leaves to the Python code, having done nothing. One that does not end soon, and one whose ranks make different calls, it
+hands to the Python code with its step begun: time limits, failures, Ctrl-C and errors are all there.
+"""
+
+from threading import get_ident
+
+import numpy
+
+from rankmesh_agent.wire.errors import CollectiveMismatchError
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memcpy
 
 cdef extern from *:
     """
-    #include <stdatomic.h>
-    static uint64_t load_acquire(uint64_t *word) {
-        return atomic_load_explicit((_Atomic uint64_t *)word, memory_order_acquire);
+    #include <linux/futex.h>
+    #include <sched.h>
+    #include <string.h>
+    #include <sys/syscall.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    /* What NumPy's C API makes public of an array (PyArrayObject_fields). */
+    typedef struct {
+        PyObject_HEAD
+        char *data;
+        int nd;
+        Py_ssize_t *dimensions, *strides;
+        PyObject *base, *descr;
+        int flags;
+    } ArrayFields;
+
+    #define load_acquire(word) __atomic_load_n(word, __ATOMIC_ACQUIRE)
+    #define store_release(word, value) __atomic_store_n(word, value, __ATOMIC_RELEASE)
+    #define full_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+    #if defined(__x86_64__)
+    #define relax() __builtin_ia32_pause()
+    #else
+    #define relax() __asm__ volatile("yield")
+    #endif
+
+    static inline float float_of(uint32_t bits) { float number; memcpy(&number, &bits, 4); return number; }
+    static inline uint32_t bits_of(float number) { uint32_t bits; memcpy(&bits, &number, 4); return bits; }
+
+    static inline float of_bfloat16(uint16_t bits) { return float_of((uint32_t)bits << 16); }
+    static inline uint16_t to_bfloat16(float number) {
+        uint32_t bits = bits_of(number);
+        return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    /* As in float16.py: the bits in the place of a float's are those of a number 2**112 times too small. */
+    static inline float of_float16(uint16_t bits) {
+        return float_of((uint32_t)(bits & 0x8000) << 16 | bits_of(float_of((uint32_t)(bits & 0x7fff) << 13) * 0x1p112f));
+    }
+    static inline uint16_t to_float16(float number) {
+        uint32_t bits = bits_of(number), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+        uint32_t subnormal = bits_of(float_of(size) + 0.5f) - 0x3f000000; /* the last bit of 0.5 is a subnormal's */
+        uint32_t normal = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
+        uint32_t small = -(uint32_t)(size < 0x38800000); /* without a branch, which would not be vectorised */
+        return (uint16_t)(sign | (subnormal & small) | (normal & ~small));
+    }
+
+    static double monotonic(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    }
+    static void wake_sleepers(uint64_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0); }
+    static void sleep_while(uint64_t *word, uint64_t value, long nanoseconds) {
+        struct timespec slice = {0, nanoseconds};
+        syscall(SYS_futex, word, FUTEX_WAIT, (uint32_t)value, &slice, NULL, 0);
     }
     """
-    uint64_t load_acquire(uint64_t *word) nogil
+    ctypedef struct ArrayFields:
+        char *data
+        int nd
+        Py_ssize_t *dimensions
+        PyObject *descr
+        int flags
+    uint64_t load_acquire(uint64_t *word) noexcept nogil
+    void store_release(uint64_t *word, uint64_t value) noexcept nogil
+    void full_fence() noexcept nogil
+    void relax() noexcept nogil
+    uint32_t bits_of(float number) noexcept nogil
+    float of_bfloat16(uint16_t bits) noexcept nogil
+    uint16_t to_bfloat16(float number) noexcept nogil
+    float of_float16(uint16_t bits) noexcept nogil
+    uint16_t to_float16(float number) noexcept nogil
+    double monotonic() noexcept nogil
+    void wake_sleepers(uint64_t *word) noexcept nogil
+    void sleep_while(uint64_t *word, uint64_t value, long nanoseconds) noexcept nogil
+    int sched_yield() noexcept nogil
+
+cdef enum:
+    MAX_BYTES = 1 << 16  # of an array: longer ones are no slower in NumPy's loops, which release the interpreter lock
+    BLOCK = 1 << 11  # elements that are reduced at a time: all stay in the first-level cache
+    CONTIGUOUS_ALIGNED = 0x101  # flags of an array
+    WRITEABLE = 0x400
+    SLICE_NANOSECONDS = 50000000  # see slots.SLICE_SECONDS
+    YIELDS = 20  # see slots._YIELDS
+    SPIN_ROUNDS = 64
+    SPINS = 32  # twice slots._SPINS: a check takes half the time
+    MAX_BFLOAT16 = 0x7f7f0000  # the largest one's bits as a float
+    BUCKETS = 16  # see stats.BOUNDS
+
+cdef enum:  # see OpType
+    BARRIER = 1
+    ALL_REDUCE = 2
+    BROADCAST = 3
+    ALL_GATHER = 4
+    REDUCE = 6
+    GATHER = 7
+    SCATTER = 8
+    REDUCE_SCATTER = 9
+    ALL_TO_ALL = 10
+
+cdef enum:  # see ReduceOp
+    SUM = 0
+    AVG = 1
+    PRODUCT = 2
+
+cdef double TIME_SLICE = 0.0015  # see spin._SLICE_SECONDS
+cdef double MAX_SPIN = 0.001  # without the interpreter lock's release
+cdef double[BUCKETS - 1] BOUNDS = [
+    1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0
+]
+
+cdef struct Line:  # see slots.py
+    uint64_t count
+    uint64_t[2] fingerprints
+    uint64_t sleepers
+    uint64_t left
+    uint64_t[3] unused
+
+ctypedef fused Real:
+    float
+    double
+
+ctypedef fused Whole:  # unsigned: signed ones wrap around to the same bits
+    uint32_t
+    uint64_t
 
 
-def load(memory, Py_ssize_t offset):
-    """Return the 64-bit word at an offset, read before all that is read after it.
+cdef bint reduce_real(Real *out, char *slots, size_t stride, int size, Py_ssize_t count, int op) noexcept nogil:
+    """Reduce in rank order; return False where the result has NaN, whose bits depend on the processor's instruction."""
+    cdef Real *before = <Real *>slots
+    cdef Real *part
+    cdef Real total, ranks = size
+    cdef Py_ssize_t i
+    cdef int rank, nan = 0
+    for rank in range(1, size):
+        part = <Real *>(slots + rank * stride)
+        if op == PRODUCT:
+            for i in range(count):
+                total = before[i] * part[i]
+                out[i] = total
+                nan |= total != total
+        else:
+            for i in range(count):
+                total = before[i] + part[i]
+                out[i] = total
+                nan |= total != total
+        before = out
+    if op == AVG:
+        for i in range(count):
+            out[i] /= ranks
+    return not nan
 
-    Raises:
-        ValueError: there is no aligned word at that offset.
+
+cdef bint reduce_half(uint16_t *out, char *slots, size_t stride, int size, Py_ssize_t count, int op, char form) noexcept nogil:
+    """Reduce float16 or bfloat16 in float32 and round once; return False where numbers are infinite or NaN."""
+    cdef float[2][BLOCK] rows
+    cdef float *total = rows[0]
+    cdef float *wide = total
+    cdef float ranks = size
+    cdef uint16_t *part
+    cdef Py_ssize_t i
+    cdef int rank, special = 0
+    for rank in range(size):
+        part = <uint16_t *>(slots + rank * stride)
+        if form == c"E":
+            for i in range(count):
+                wide[i] = of_bfloat16(part[i])
+        else:
+            for i in range(count):
+                wide[i] = of_float16(part[i])
+                special |= (part[i] & 0x7c00) == 0x7c00
+        if op == PRODUCT and rank:
+            for i in range(count):
+                total[i] *= wide[i]
+        elif rank:
+            for i in range(count):
+                total[i] += wide[i]
+        wide = rows[1]
+    if op == AVG:
+        for i in range(count):
+            total[i] /= ranks
+    if form == c"E":
+        for i in range(count):
+            special |= (bits_of(total[i]) & 0x7fffffff) >= MAX_BFLOAT16
+            out[i] = to_bfloat16(total[i])
+    else:
+        for i in range(count):
+            special |= (bits_of(total[i]) & 0x7fffffff) >= 0x47800000  # 65536
+            out[i] = to_float16(total[i])
+    return not special
+
+
+cdef void reduce_whole(Whole *out, char *slots, size_t stride, int size, Py_ssize_t count, int op) noexcept nogil:
+    cdef Whole *first = <Whole *>slots
+    cdef Whole *part
+    cdef Py_ssize_t i
+    cdef int rank
+    for i in range(count):
+        out[i] = first[i]
+    for rank in range(1, size):
+        part = <Whole *>(slots + rank * stride)
+        if op == PRODUCT:
+            for i in range(count):
+                out[i] *= part[i]
+        else:
+            for i in range(count):
+                out[i] += part[i]
+
+
+cdef class Slots:
+    """The part of slots.Slots that the core changes."""
+
+    cdef public uint64_t _steps
+    cdef public int _turn
+
+
+cdef class Counts:
+    """Statistics of an operation's calls, see OpStats."""
+
+    cdef uint64_t nbytes
+    cdef double seconds
+    cdef uint64_t[BUCKETS] buckets
+
+    cdef void add(self, uint64_t nbytes, double seconds) noexcept:
+        cdef int bucket = 0
+        while bucket < BUCKETS - 1 and BOUNDS[bucket] < seconds:
+            bucket += 1
+        self.buckets[bucket] += 1
+        self.nbytes += nbytes
+        self.seconds += seconds
+
+    def totals(self):
+        """Return the bytes, the seconds and the calls by bucket."""
+        return self.nbytes, self.seconds, self.buckets
+
+
+cdef class Plan:
+    """A plan as the core carries it out; raises ValueError for a call that it does not know.
+
+    Args:
+        call: the call.
+        counts: statistics that count it.
+        place: this process's group rank, the number of ranks, and the root's group rank.
+        lane: bytes of a rank's lane in a slot.
+        reduce: reduces the parts for this rank in the slots into an array.
+        complete: carries out an all_to_all whose arrays differ in length, after its step.
     """
-    cdef Py_buffer view
-    PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE | PyBUF_SIMPLE)
-    try:
-        if offset < 0 or offset % 8 or offset + 8 > view.len:
-            raise ValueError(f"there is no aligned word at offset {offset} of {view.len} bytes")
-        return load_acquire(<uint64_t *>(<char *>view.buf + offset))
-    finally:
-        PyBuffer_Release(&view)
+
+    cdef object call, dtype, reduce, complete
+    cdef Counts counts
+    cdef uint64_t fingerprint
+    cdef int kind, op, root, inputs, outputs, in_at, form
+    cdef Py_ssize_t count, itemsize, lane, offset
+
+    def __init__(self, call, Counts counts, tuple place, Py_ssize_t lane, reduce, complete):
+        cdef int rank, size
+        rank, size, self.root = place
+        cdef bint is_root = rank == self.root
+        cdef int kind = call.kind
+        self.call, self.counts, self.dtype, self.reduce, self.complete = call, counts, call.dtype, reduce, complete
+        self.kind, self.count, self.fingerprint = kind, call.count, call.fingerprint
+        self.op = -1 if call.reduce_op is None else call.reduce_op.value
+        self.in_at = kind not in (ALL_REDUCE, BROADCAST, REDUCE)
+        self.inputs = self.outputs = 1
+        if kind == BARRIER:
+            self.inputs = self.outputs = 0
+        elif kind == BROADCAST:
+            self.inputs, self.outputs = is_root, not is_root
+        elif kind == REDUCE:
+            self.outputs = is_root
+        elif kind == ALL_GATHER or kind == GATHER:
+            self.outputs = size if is_root or kind == ALL_GATHER else 0
+        elif kind == SCATTER or kind == REDUCE_SCATTER:
+            self.inputs = size if is_root or kind == REDUCE_SCATTER else 0
+        elif kind == ALL_TO_ALL:
+            self.inputs = self.outputs = size
+        elif kind != ALL_REDUCE:
+            raise ValueError(f"the core does not know {call.name}")
+        self.lane = lane
+        if kind in (SCATTER, REDUCE_SCATTER, ALL_TO_ALL):
+            self.offset = rank * lane
+        else:
+            self.lane = lane * size
+        if self.dtype is not None:
+            self.itemsize = self.dtype.itemsize
+            self.form = ord(self.dtype.char)
+        if call.nbytes > min(MAX_BYTES, self.lane):
+            raise ValueError(f"the core does not know a {call.name} of {call.nbytes} bytes")
+
+
+cdef class Calls:
+    """A group's synchronous calls in shared memory.
+
+    Args:
+        queue: the group's calls, a CallQueue.
+        state: the group's state.
+        segment: the group's memory.
+        shared: the plans, the queued calls and the lock of the queue.
+        contention: a CoreContention.
+    """
+
+    cdef object queue, state, queued, turn, contention, record
+    cdef dict plans
+    cdef Slots segment
+    cdef Line *lines
+    cdef char *slots
+    cdef size_t slot_bytes, note_bytes
+    cdef int rank, size
+    cdef bint oversubscribed, held
+    cdef char **inputs
+    cdef char **outputs
+    cdef Plan plan
+    cdef Py_ssize_t count
+    cdef uint64_t seq, nbytes
+    cdef double started
+
+    def __init__(self, queue, state, Slots segment, tuple shared, contention):
+        cdef object whole = segment
+        cdef size_t address = whole.mapping.address
+        self.queue, self.state, self.segment = queue, state, segment
+        self.plans, self.queued, self.turn = shared
+        self.contention, self.record = contention, state.recorder.record
+        self.rank, self.size, self.slot_bytes = whole.rank, whole.size, whole.slot_bytes
+        self.oversubscribed = whole.oversubscribed
+        self.lines = <Line *>address
+        self.slots = <char *>address + <size_t>whole.bytes_for(whole.size, 0)
+        self.note_bytes = (32 * <size_t>self.size + 63) // 64 * 64  # see slots._note_bytes
+        self.inputs = <char **>calloc(2 * self.size, sizeof(char *))
+        if self.inputs == NULL:
+            raise MemoryError
+        self.outputs = self.inputs + self.size
+
+    def __dealloc__(self):
+        free(self.inputs)
+
+    def close(self):
+        """Leave all calls to the queue from now on; the memory may be unmapped once no call is under way."""
+        self.plans = None
+        if not self.held:
+            self.segment = self.plan = None
+
+    def submit(self, key, tuple arguments, options, *, launches=False):
+        """See CallQueue.submit."""
+        if self.plans is not None:
+            found = self.plans.get(key)
+            if found is not None and (<tuple>found)[5] is not None and self.is_free(options):
+                self.plan = (<tuple>found)[5]
+                if self.find_arrays(arguments):
+                    self.carry_out(found, arguments, options)
+                    return None
+        return self.queue.submit(key, arguments, options, launches=launches)
+
+    cdef bint is_free(self, options) except -1:
+        """Return whether a call may begin now, and has no options that the core does not know."""
+        if (<tuple>options)[1] or (<tuple>options)[3] is not None or (<tuple>options)[5] is not None:
+            return False
+        worker = self.queue.worker
+        if worker is not None and worker.ident == get_ident() or self.state.failure is not None:
+            return False
+        # Last: until ``hold`` nothing lets another thread run.
+        return not len(self.queued) and not self.turn.locked()
+
+    cdef bint find_arrays(self, tuple arguments) except -1:
+        """Find the addresses of a call's arrays; return whether all are as expected."""
+        cdef Plan plan = self.plan
+        self.count = plan.count
+        if plan.inputs and not self.find(self.inputs, plan.inputs, arguments[plan.in_at], CONTIGUOUS_ALIGNED):
+            return False
+        if plan.outputs and not self.find(self.outputs, plan.outputs, arguments[0], CONTIGUOUS_ALIGNED | WRITEABLE):
+            return False
+        self.nbytes = self.count * plan.itemsize * (self.size if plan.kind == ALL_TO_ALL else 1)
+        return True
+
+    cdef bint find(self, char **addresses, int number, given, int flags) except -1:
+        cdef ArrayFields *array
+        cdef int i
+        if number > 1 and (type(given) is not list or len(<list>given) != number):
+            return False
+        for i in range(number):
+            item = (<list>given)[i] if number > 1 else given
+            if type(item) is not numpy_array:
+                return False
+            array = <ArrayFields *><PyObject *>item
+            if array.nd != 1 or array.descr != <PyObject *>self.plan.dtype or array.flags & flags != flags:
+                return False
+            if self.count < 0:  # all_to_all: not known before
+                self.count = array.dimensions[0]
+                if self.count * self.plan.itemsize > min(MAX_BYTES, self.plan.lane):
+                    return False
+            if array.dimensions[0] != self.count:
+                return False
+            addresses[i] = array.data
+        return True
+
+    cdef int carry_out(self, found, tuple arguments, options) except -1:
+        cdef Plan plan = self.plan
+        cdef Line *own = &self.lines[self.rank]
+        self.started = monotonic()
+        self.seq = <uint64_t>self.state.seq + 1
+        try:
+            own.fingerprints[self.seq & 1] = plan.fingerprint  # others may still read the previous call's
+            if plan.kind != BARRIER:
+                self.segment._turn ^= 1
+                self.write(own)
+            self.post(own)
+            if self.await_all() and self.matches():
+                self.collect(arguments)
+                self.end()
+            else:
+                if self.plans is None:  # the group was closed meanwhile
+                    self.state.raise_if_failed()
+                self.hold()
+                self.segment._steps -= 1
+                self.queue.execute(found._replace(algorithm=self.resume), arguments, options, self.seq, self.started)
+        except BaseException as error:
+            if not isinstance(error, CollectiveMismatchError) and self.state.failure is None:
+                self.segment.mark_left()
+                self.state.abort(error)
+            raise
+        finally:
+            if self.held:
+                self.held = False
+                self.turn.release()
+                if self.plans is None:
+                    self.close()
+        return 0
+
+    def resume(self, segment, *arguments):
+        """Algorithm of a call that has begun: repeat its step, which stores the same count, and waits."""
+        segment.step()
+        if self.matches():
+            self.collect(arguments)
+        else:
+            self.plan.complete(segment, *arguments)
+
+    cdef char *slot(self, int rank) noexcept:
+        return self.slots + (self.segment._turn * self.size + rank) * self.slot_bytes
+
+    cdef int64_t *note(self, int rank) noexcept:
+        cdef size_t number = self.segment._turn * self.size + rank
+        return <int64_t *>(<char *>(self.lines + self.size) + number * self.note_bytes)
+
+    cdef void write(self, Line *own) noexcept:
+        """Write what the other ranks read into the slot and the note of this rank."""
+        cdef Plan plan = self.plan
+        cdef char *slot = self.slot(self.rank)
+        cdef size_t nbytes = self.count * plan.itemsize
+        cdef int64_t *note
+        cdef int i
+        for i in range(plan.inputs):
+            memcpy(slot + i * plan.lane, self.inputs[i], nbytes)
+        if plan.kind == ALL_TO_ALL:
+            note = self.note(self.rank)
+            for i in range(self.size):
+                note[i] = note[self.size + i] = self.count
+                note[2 * self.size + 2 * i], note[2 * self.size + 2 * i + 1] = -1, 0  # no array is exposed
+
+    cdef void post(self, Line *own) noexcept:
+        """See Slots.step."""
+        cdef bint sleepers = load_acquire(&own.sleepers) != 0
+        self.segment._steps += 1
+        if sleepers:
+            store_release(&own.sleepers, 0)
+        store_release(&own.count, self.segment._steps)
+        full_fence()
+        if sleepers or load_acquire(&own.sleepers):
+            wake_sleepers(&own.count)
+
+    cdef bint await_all(self) except -1:
+        """Wait for the other ranks, but for none longer than a slice; return whether all have come."""
+        cdef uint64_t steps = self.segment._steps, count
+        cdef Line *line
+        cdef int rank
+        for rank in range(self.size):
+            line = &self.lines[rank]
+            if load_acquire(&line.count) >= steps or self.spin(&line.count, steps):
+                continue
+            self.hold()
+            while True:
+                store_release(&line.sleepers, 1)
+                full_fence()
+                count = load_acquire(&line.count)
+                if count >= steps:
+                    break
+                with nogil:
+                    sleep_while(&line.count, count, SLICE_NANOSECONDS)
+                if load_acquire(&line.count) == count:
+                    return False
+        return True
+
+    cdef bint spin(self, uint64_t *word, uint64_t value) except -1:
+        """See Slots._wait and CoreContention."""
+        cdef int looks = 1 if self.oversubscribed else SPINS
+        cdef int most = YIELDS if self.oversubscribed else SPIN_ROUNDS * SPINS, look
+        cdef double first = monotonic(), began, now
+        if first < <double>self.contention.free_at:
+            return False
+        for look in range(1, most + 1):
+            if load_acquire(word) >= value:
+                return True
+            relax()
+            if look % looks == 0:
+                began = monotonic()
+                sched_yield()
+                now = monotonic()
+                if now - began >= TIME_SLICE:
+                    self.hold()
+                    self.contention.lose_time_slice(began, now)
+                    break
+                if now - first >= MAX_SPIN:
+                    break
+        return load_acquire(word) >= value
+
+    cdef bint matches(self) noexcept:
+        """Return whether all ranks make the same call, an all_to_all with the same lengths."""
+        cdef uint64_t fingerprint = self.plan.fingerprint
+        cdef int rank, word = self.seq & 1
+        for rank in range(self.size):
+            if self.lines[rank].fingerprints[word] != fingerprint:
+                return False
+            if self.plan.kind == ALL_TO_ALL and memcmp(self.note(rank), self.note(self.rank), 32 * self.size):
+                return False
+        return True
+
+    cdef int collect(self, arguments) except -1:
+        """Read the slots of all ranks into this rank's outputs."""
+        cdef Plan plan = self.plan
+        cdef size_t nbytes = self.count * plan.itemsize
+        cdef char *first = self.slot(0) + plan.offset
+        cdef int rank
+        if not plan.outputs:
+            return 0
+        if plan.op >= 0:
+            if not self.reduce(first):
+                self.hold()
+                plan.reduce(arguments[0])
+        elif plan.outputs == 1:
+            memcpy(self.outputs[0], first + plan.root * self.slot_bytes, nbytes)
+        else:
+            for rank in range(self.size):
+                memcpy(self.outputs[rank], first + rank * self.slot_bytes, nbytes)
+        return 0
+
+    cdef bint reduce(self, char *first) noexcept:
+        """Reduce what needs no more than additions or multiplications; return whether the result is exact."""
+        cdef Plan plan = self.plan
+        cdef char *out = self.outputs[0]
+        cdef size_t stride = self.slot_bytes
+        cdef Py_ssize_t begin, count, at
+        cdef bint exact = True
+        if plan.op != SUM and plan.op != PRODUCT and (plan.op != AVG or plan.form not in b"fdeE"):
+            return False
+        for begin in range(0, self.count, BLOCK):
+            count, at = min(self.count - begin, BLOCK), begin * plan.itemsize
+            if plan.form == c"f":
+                exact &= reduce_real(<float *>(out + at), first + at, stride, self.size, count, plan.op)
+            elif plan.form == c"d":
+                exact &= reduce_real(<double *>(out + at), first + at, stride, self.size, count, plan.op)
+            elif plan.form in b"eE":
+                exact &= reduce_half(<uint16_t *>(out + at), first + at, stride, self.size, count, plan.op, plan.form)
+            elif plan.form in b"iI":
+                reduce_whole(<uint32_t *>(out + at), first + at, stride, self.size, count, plan.op)
+            elif plan.form in b"lLqQ":
+                reduce_whole(<uint64_t *>(out + at), first + at, stride, self.size, count, plan.op)
+            else:
+                return False
+        return exact
+
+    cdef int hold(self) except -1:
+        """Let other threads see the call, before this one releases the interpreter lock for the first time."""
+        if not self.held:
+            self.turn.acquire(False)
+            self.held = True
+            state, plan = self.state, self.plan
+            state.call, state.seq, state.nbytes, state.started_at = plan.call, self.seq, self.nbytes, self.started
+        return 0
+
+    cdef int end(self) except -1:
+        """Count and record the call."""
+        cdef double ended = monotonic()
+        cdef Plan plan = self.plan
+        state = self.state
+        if self.held:
+            state.started_at = None
+        else:
+            state.call, state.seq = plan.call, self.seq
+        plan.counts.add(self.nbytes, ended - self.started)
+        self.record((state, plan.call, self.seq, self.started, ended, "", self.nbytes))
+        return 0
+
+
+cdef object numpy_array = numpy.ndarray
+
+
+def _check_layout():
+    array = numpy.arange(3)
+    cdef ArrayFields *fields = <ArrayFields *><PyObject *>array
+    expected = array.__array_interface__["data"][0], 1, 3, id(array.dtype)
+    if (<size_t>fields.data, fields.nd, fields.dimensions[0], <size_t>fields.descr) != expected:
+        raise ImportError(f"NumPy {numpy.__version__} lays out arrays in another way")
+    array.flags.writeable = False
+    if fields.flags & (CONTIGUOUS_ALIGNED | WRITEABLE) != CONTIGUOUS_ALIGNED:
+        raise ImportError(f"NumPy {numpy.__version__} has other flags of arrays")
+
+
+_check_layout()

@@ -35,15 +35,18 @@ class CoreContention:
     program takes it, that program has a whole time slice, and the polling has used up a part of this process's share. A
     thread that blocks gets a core soon after it is woken. So on a busy host all waits of the process block at once, for
     a time that doubles as long as the other programs stay.
+
+    Attributes:
+        free_at: when waits may poll again, by the monotonic clock.
     """
 
     def __init__(self) -> None:
-        self._free_at = -_MAX_BLOCK_SECONDS
+        self.free_at = -_MAX_BLOCK_SECONDS
         self._block_seconds = 0.0
 
     def should_spin(self) -> bool:
         """Return whether a wait should poll before it blocks."""
-        return monotonic() >= self._free_at
+        return monotonic() >= self.free_at
 
     def yield_core(self) -> bool:
         """Yield the core; return False if another program had a time slice: then the wait should block."""
@@ -52,10 +55,14 @@ class CoreContention:
         now = monotonic()
         if now - began < _SLICE_SECONDS:
             return True
-        again = began < self._free_at + 4 * self._block_seconds + _AGAIN_SECONDS
-        self._block_seconds = min(max(2 * self._block_seconds, _BLOCK_SECONDS), _MAX_BLOCK_SECONDS) if again else 0.0
-        self._free_at = now + self._block_seconds
+        self.lose_time_slice(began, now)
         return False
+
+    def lose_time_slice(self, began: float, now: float) -> None:
+        """Record a yield in which another program had a time slice."""
+        again = began < self.free_at + 4 * self._block_seconds + _AGAIN_SECONDS
+        self._block_seconds = min(max(2 * self._block_seconds, _BLOCK_SECONDS), _MAX_BLOCK_SECONDS) if again else 0.0
+        self.free_at = now + self._block_seconds
 
 
 core_contention = CoreContention()

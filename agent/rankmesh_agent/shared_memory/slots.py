@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh_agent.native import core
 from rankmesh_agent.net.fork import reset_after_fork
 from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.shared_memory.mapping import CACHE_LINE, Mapping, futex_wait, futex_wake, timespec_of
@@ -64,7 +65,7 @@ class CallMismatchError(Exception):
     """The ranks of a group have made different calls. The caller adds the call of each rank."""
 
 
-class Slots:
+class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of _steps and _turn, which it changes, too
     """One rank's view of its group's shared memory.
 
     Args:
@@ -140,6 +141,16 @@ class Slots:
             nbytes = count * dtype.itemsize
             views = known[dtype, count] = [slot[:nbytes].view(dtype) for slot in self._slots[turn]]
         return views
+
+    def parts(self, dtype: np.dtype[Any], begin: int, count: int) -> list[list[Typed]]:
+        """Return ``count`` elements from a byte of the slots of all ranks, by turn and rank; begins no step."""
+        end = begin + count * dtype.itemsize
+        return [[slot[begin:end].view(dtype) for slot in slots] for slots in self._slots]
+
+    def current_slots(self, dtype: np.dtype[Any], count: int) -> list[Typed]:
+        """Return the slots of all ranks in the current turn, as ``slots`` does for the next one."""
+        self._turn ^= 1
+        return self.slots(dtype, count)
 
     def notes(self) -> list[memoryview]:
         """Return the notes of all ranks in the current turn, by rank, as bytes: NOTES words for each rank."""

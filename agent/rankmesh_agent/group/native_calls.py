@@ -1,0 +1,106 @@
+"""A group's short calls in shared memory that the compiled core carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from rankmesh_agent.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from rankmesh_agent.collectives.reduction import combine, ignore_fp_errors
+from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.group.options import Options
+from rankmesh_agent.group.state import GroupState
+from rankmesh_agent.group.work import Work
+from rankmesh_agent.net.spin import core_contention
+from rankmesh_agent.shared_memory.segment import Segment
+from rankmesh_agent.wire.ops import Call, OpType
+from rankmesh_agent.wire.stats import OpStats
+
+_ONE_STEP = frozenset(
+    {
+        all_gather.over_segment,
+        all_reduce.small_segment,
+        all_to_all.over_segment,
+        barrier.over_segment,
+        broadcast.over_segment,
+        gather.over_segment,
+        reduce.small_segment,
+        reduce_scatter.over_segment,
+        scatter.over_segment,
+    }
+)
+"""Algorithms that take one step, if the arrays fit into a slot or a lane: what they leave there, the core does, too."""
+
+
+class NativeCalls:
+    """The calls of a group that the compiled core carries out.
+
+    Args:
+        core: the compiled core.
+        queue, state, shared: see core.Calls.
+        segment: the group's memory.
+    """
+
+    def __init__(
+        self, core: ModuleType, queue: object, state: GroupState, segment: Segment, shared: tuple[Any, ...]
+    ) -> None:
+        self._core = core
+        self.segment: Segment | None = segment
+        self._state = state
+        self._calls = core.Calls(queue, state, segment, shared, core_contention)
+        self.submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None] = self._calls.submit
+        self._counts: dict[str, Any] = {}
+        self._context = ignore_fp_errors()
+
+    def close(self) -> None:
+        """Leave all calls to the queue from now on; the memory may be unmapped."""
+        self._calls.close()
+        self.segment = None
+
+    def plan_of(self, call: Call, algorithm: Algorithm) -> Any:
+        """Return the core's plan of a call, None if it does not know such calls."""
+        segment = self.segment
+        if segment is None or algorithm not in _ONE_STEP or call.counts is not None or call.place:
+            return None
+        counts = self._counts.setdefault(call.name, self._core.Counts())
+        root = -1 if call.root is None else self._state.global_ranks.index(call.root)
+        lane = 0 if call.dtype is None else segment.lane(call.dtype) * call.dtype.itemsize
+        place = segment.rank, segment.size, root
+        try:
+            return self._core.Plan(call, counts, place, lane, self._reduction(call, lane), all_to_all.complete)
+        except ValueError:
+            return None
+
+    def added_to(self, stats: Mapping[str, OpStats]) -> dict[str, OpStats]:
+        """Return statistics by operation, with those of the core's calls."""
+        found = dict(stats)
+        for name, counts in self._counts.items():
+            nbytes, seconds, buckets = counts.totals()
+            found[name] = OpStats(nbytes, seconds, 0, buckets)
+            found[name].add(stats[name])
+        return found
+
+    def _reduction(self, call: Call, lane: int) -> Callable[[Any], None] | None:
+        """Return what reduces the parts of this rank in the slots into an array, as the algorithm does."""
+        op, dtype, segment = call.reduce_op, call.dtype, self.segment
+        if op is None or dtype is None or segment is None:
+            return None
+        first = segment.rank * lane // dtype.itemsize if call.kind is OpType.REDUCE_SCATTER else 0
+        last, context = first + call.count, self._context
+
+        def reduce(out: Any) -> None:
+            parts = [slot[first:last] for slot in segment.current_slots(dtype, last)]
+            context.run(combine, op, parts, out)
+
+        return reduce
