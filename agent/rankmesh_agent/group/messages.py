@@ -70,12 +70,13 @@ class GroupMessages:
             options: see Options.
         """
         started = time.monotonic()
-        transfer = self._begin(op, array, rank, tag, options, soon=not options.async_op)
+        soon = not options.async_op and rank in self.state.engine.rings and self.transport is self.matcher
+        transfer = self._begin(op, array, rank, tag, options, soon=soon)
         what = op, array.dtype, array.size, rank, tag
         if options.async_op:
             message = PendingMessage(self, transfer, what, array.nbytes, options)
             return Work(op, options.result, message=message), transfer
-        if not transfer.done and self.transport is self.matcher:
+        if soon and not transfer.done:
             try:
                 self.state.engine.receive_from(rank, transfer)
             except BaseException as error:
@@ -106,7 +107,7 @@ class GroupMessages:
         engine = state.engine
         engine.call_count += 1
         with engine.lock:
-            receive = self.matcher.receive_soon if soon and transport is self.matcher else transport.receive
+            receive = self.matcher.receive_soon if soon else transport.receive
             begin = transport.send if op == "send" else receive
             # The view is link.as_bytes, written out: every message comes here.
             transfer = begin(rank, array.view(np.uint8).data, code_of(array.dtype), tag)

@@ -80,6 +80,7 @@ class ProgressEngine:
         dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock held.
         on_demand: whether ranks connect on demand, so that some may not be connected after the join.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
+        rings: see Poller.
         ends: an epoll descriptor that reports the end of connections, see ended_connections.
         on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
         departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
@@ -119,7 +120,7 @@ class ProgressEngine:
         self._changed = threading.Condition(self.lock)
         self._followers = 0
         self._poller = Poller(self.lock, oversubscribed)
-        self.ends = self._poller.ends
+        self.rings, self.ends = self._poller.rings, self._poller.ends
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self.background = ProgressThread(self, self._sinks.sinks)
         self.status_sources: list[Callable[[], list[Status]]] = []
@@ -228,13 +229,13 @@ class ProgressEngine:
         if peer.outgoing and not queued and not peer.corked:
             self._poller.update(peer)
             # A sleeping driver of shared memory waits for data only, not yet for room to send.
-            if peer in self._poller.rings:
+            if rank in self.rings:
                 self._poller.wake_sleeper()
 
     def take(self, rank: int, header: bytes, into: memoryview) -> bool:
         """Receive a frame from a peer if it comes next and soon: see Connection.take."""
-        peer = self._peers.get(rank)
-        if peer is None or self.driven or rank in self.lost_peers or not peer.take(header, into):
+        peer = self.rings.get(rank)
+        if peer is None or self.driven or not peer.take(header, into):
             return False
         self._taken += 1
         if self._taken % _TAKE_INTERVAL == 0:
@@ -284,13 +285,13 @@ class ProgressEngine:
     def receive_from(self, rank: int, transfer: Transfer) -> None:
         """Receive what a peer in shared memory has sent, and the rest of a transfer as long as it comes soon."""
         with self.lock:
-            peer = self._peers.get(rank)
-            if peer is None or rank in self.lost_peers or not peer.connection.has_work(False):
+            peer = self.rings.get(rank)
+            if peer is None or not peer.connection.has_work(False):
                 return
             while not (transfer.done or self.driven or peer.paused or peer.outgoing):
                 self.poll_count += 1
                 self._receive(peer)
-                if rank in self.lost_peers or not peer.connection.await_bytes():
+                if rank not in self.rings or not peer.connection.await_bytes():
                     return
 
     def flush(self, timeout: float) -> None:
