@@ -197,17 +197,17 @@ class LocalGroupState(GroupState):
     def on_abort(self, payload: bytes) -> None:
         """Record the failure that another member reports, and pass it on. With the engine's lock held."""
         first, self._abort_sent = not self._abort_sent, True
-        self.fail(self._with_own_limit(_decode_failure(payload)))
+        self.fail(self._with_own_report(_decode_failure(payload)))
         if first and self.engine.on_demand:
             self._send_to_all(payload, relay=True)
 
-    def _with_own_limit(self, failure: DistError) -> DistError:
-        """Return another rank's failure, with the limit of this rank if that names it and has no free descriptor."""
+    def _with_own_report(self, failure: DistError) -> DistError:
+        """Return another rank's failure, with the report of this one if that names it and it has no free descriptor."""
         me = self.engine.rank
-        limit = self.engine.wait_graph.exhausted(0.0).get(me)
-        if limit is None or type(failure) is not GroupAbortedError or self.global_rank(me) not in failure.ranks:
+        own = self.engine.wait_graph.exhausted(0.0).get(me)
+        if own is None or type(failure) is not GroupAbortedError or self.global_rank(me) not in failure.ranks:
             return failure
-        report = f"; {self._describe(me)} reports: {limit}"
+        report = f"; {self._describe(me)} reports: {own}"
         text = failure.message if report in failure.message else failure.message + report
         return DescriptorLimitError(text, **failure.details())
 

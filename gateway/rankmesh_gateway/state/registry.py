@@ -156,12 +156,7 @@ class Registry:
         return future
 
     def restart(self, job: str, attempt: int) -> None:
-        """End the epochs of a job's earlier attempts: its launcher starts all ranks again.
-
-        Args:
-            job: the job's name.
-            attempt: how often its launcher has restarted it.
-        """
+        """End the epochs of a job's attempts before this number: its launcher starts all ranks again."""
         with self._lock:
             found = self._jobs[job] = self._job(job)
             ended = found.restart(attempt, self._now(), self.launchers.reason(job, attempt))
