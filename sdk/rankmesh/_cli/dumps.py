@@ -6,10 +6,10 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from rankmesh._cli.exit_codes import CommandError
 from rankmesh._cli.recorded_calls import RecordedCall, RecordedGroup, reports_of
@@ -17,7 +17,7 @@ from rankmesh._cli.torch_dumps import is_torch_dump, torch_reports
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import FlightRecord
-from rankmesh_agent.wire.snapshot import DUMP_FORMAT, RankDump
+from rankmesh_agent.wire.snapshot import DUMP_FORMAT, RankDump, SnapshotCall
 from rankmesh_gateway import humanize
 from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP, RankReport
 
@@ -27,6 +27,8 @@ _FORMS = (
     "dumps are the files of RANKMESH_DUMP_DIR; those of torch's flight recorder, JSON or pickle; and saved answers of "
     "/v1/flight-recorder; move other files away"
 )
+
+T = TypeVar("T")
 
 
 class DumpFile(NamedTuple):
@@ -72,8 +74,9 @@ def read_dumps(directory: Path, job: str = "") -> list[RankReport]:
             "give a directory with those of one job"
         )
     if kind == "RankMesh":
-        return _rankmesh_reports(files, job, directory)
-    dumps = {rank: (file.document, file.written) for rank, file in _by_rank(files, _rank_in_name, directory).items()}
+        return _rankmesh_reports({file.path: _rank_dump(file) for file in files}, job, directory)
+    documents = {file.path: (file.document, file.written) for file in files}
+    dumps = _by_rank({path: _rank_in_name(path) for path in documents}, documents, directory)
     try:
         return (torch_reports if kind == "torch" else record_reports)(dumps, job or directory.name)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -92,56 +95,52 @@ def record_reports(answers: Mapping[int, tuple[Any, float]], job: str) -> list[R
     Raises:
         TypeError: an answer has another form.
     """
-    calls: dict[int, list[RecordedCall]] = {}
-    members: dict[str, set[int]] = {}
-    names: dict[str, str] = {}
-    for rank, (answer, saved) in answers.items():
-        records = [json_text.convert(FlightRecord, each) for each in answer]
-        calls[rank] = [_recorded_call(each, saved) for each in records]
-        for each in records:
-            names[each.group] = each.name
-            members.setdefault(each.group, set()).add(rank)
+    records = {rank: json_text.convert(list[FlightRecord], answer) for rank, (answer, _) in answers.items()}
+    members: dict[tuple[str, str], list[int]] = {}
+    for rank, found in sorted(records.items()):
+        for group in dict.fromkeys((each.group, each.name) for each in found):
+            members.setdefault(group, []).append(rank)
     groups = {
-        id: RecordedGroup(name, range(max(answers) + 1) if name == "world" else sorted(members[id]))
-        for id, name in names.items()
+        id: RecordedGroup(name, range(max(answers) + 1) if name == "world" else ranks)
+        for (id, name), ranks in members.items()
     }
+    calls = {rank: [_recorded_call(each, answers[rank][1]) for each in found] for rank, found in records.items()}
     return reports_of(calls, groups, job)
 
 
 def _recorded_call(record: FlightRecord, saved: float) -> RecordedCall:
     age = max(0.0, saved - (record.end or record.begin))
-    ended = record.state != "in-flight"
-    message = re.fullmatch(r"(send|recv) (?:to|from) (?:any rank|rank (\d{1,9})) \(tag (-?\d+)\)", record.call)
-    if message is None:
-        return RecordedCall(record.group, record.seq, record.op, record.call, age, ended, error=record.error)
-    peer = -1 if message[2] is None else int(message[2])
-    return RecordedCall(record.group, 0, record.op, record.call, age, ended, peer, int(message[3]), record.error)
+    call = SnapshotCall(record.group, record.seq, record.op, record.call, age, error=record.error)
+    message = re.fullmatch(r"(?:send|recv) (?:to|from) (?:any rank|rank (\d{1,9})) \(tag (-?\d+)\)", record.call)
+    if message is not None:
+        call.seq, call.peer, call.tag = 0, int(message[1] or -1), int(message[2])
+    return RecordedCall(call, record.state != "in-flight")
 
 
-def _rankmesh_reports(files: Sequence[DumpFile], job: str, directory: Path) -> list[RankReport]:
-    dumps: dict[Path, RankDump] = {}
-    for file in files:
-        try:
-            dump = dumps[file.path] = json_text.convert(RankDump, file.document)
-        except (TypeError, ValueError) as error:
-            raise CommandError(
-                f"{file.path} is damaged, or from another version of RankMesh ({error}); move it away"
-            ) from error
-        if not 0 <= dump.rank < dump.world_size <= MAX_WORLD_SIZE:
-            raise CommandError(f"{file.path} is damaged: rank {dump.rank} of {dump.world_size}; move it away")
+def _rank_dump(file: DumpFile) -> RankDump:
+    try:
+        dump = json_text.convert(RankDump, file.document)
+    except (TypeError, ValueError) as error:
+        raise CommandError(
+            f"{file.path} is damaged, or from another version of RankMesh ({error}); move it away"
+        ) from error
+    if not 0 <= dump.rank < dump.world_size <= MAX_WORLD_SIZE:
+        raise CommandError(f"{file.path} is damaged: rank {dump.rank} of {dump.world_size}; move it away")
+    return dump
+
+
+def _rankmesh_reports(dumps: Mapping[Path, RankDump], job: str, directory: Path) -> list[RankReport]:
     jobs = sorted({dump.job for dump in dumps.values()})
     if job and job not in jobs:
         raise CommandError(f"{directory} has no dump of job {job!r}, but of {', '.join(jobs)}")
     if len(jobs) > 1 and not job:
         raise CommandError(f"{directory} has dumps of several jobs, {', '.join(jobs)}: give --job NAME")
-    wanted = [file for file in files if dumps[file.path].job == (job or jobs[0])]
-    newest = max(dumps[file.path].epoch for file in wanted)
-    by_rank = _by_rank(
-        [file for file in wanted if dumps[file.path].epoch == newest], lambda file: dumps[file.path].rank, directory
-    )
-    found = {rank: dumps[file.path] for rank, file in sorted(by_rank.items())}
+    job = job or jobs[0]
+    newest = max(dump.epoch for dump in dumps.values() if dump.job == job)
+    ranks = {path: dump.rank for path, dump in dumps.items() if (dump.job, dump.epoch) == (job, newest)}
+    found = _by_rank(ranks, dumps, directory)
     size = max(dump.world_size for dump in found.values())
-    return [_report(found, rank, job or jobs[0], newest) for rank in range(size)]
+    return [_report(found, rank, job, newest) for rank in range(size)]
 
 
 def _report(dumps: Mapping[int, RankDump], rank: int, job: str, epoch: int) -> RankReport:
@@ -205,32 +204,30 @@ def unpickle(content: bytes) -> Any:
         raise ValueError(f"it is a damaged pickle ({type(error).__name__})") from error
 
 
-def _rank_in_name(file: DumpFile) -> int:
+def _rank_in_name(path: Path) -> int:
     """Return the rank in a file's name: the last number, suffixes left out.
 
     Raises:
         CommandError: there is none.
     """
-    stem = re.sub(r"(\.(json|pickle|pkl|pt|bin|txt|trace))+$", "", file.path.name)
+    stem = re.sub(r"(\.(json|pickle|pkl|pt|bin|txt|trace))+$", "", path.name)
     found = re.findall(r"rank[_-]?(\d+)", stem) or re.findall(r"\d+", stem)
     if not found or int(found[-1]) >= MAX_WORLD_SIZE:
-        raise CommandError(f"{file.path} has no rank in its name: name the dumps rank_0, rank_1, ...")
+        raise CommandError(f"{path} has no rank in its name: name the dumps rank_0, rank_1, ...")
     return int(found[-1])
 
 
-def _by_rank(files: Collection[DumpFile], rank_of: Callable[[DumpFile], int], directory: Path) -> dict[int, DumpFile]:
-    """Return files by rank.
+def _by_rank(ranks: Mapping[Path, int], dumps: Mapping[Path, T], directory: Path) -> dict[int, T]:
+    """Return the dumps of files by rank.
 
     Raises:
         CommandError: two are of one rank.
     """
-    found: dict[int, DumpFile] = {}
-    for file in files:
-        rank = rank_of(file)
-        if rank in found:
+    found: dict[int, Path] = {}
+    for path, rank in ranks.items():
+        if (other := found.setdefault(rank, path)) is not path:
             raise CommandError(
-                f"{directory} has two dumps of rank {rank}, {found[rank].path.name} and {file.path.name}: give a "
-                "directory with the dumps of one job"
+                f"{directory} has two dumps of rank {rank}, {other.name} and {path.name}: give a directory with the "
+                "dumps of one job"
             )
-        found[rank] = file
-    return found
+    return {rank: dumps[path] for rank, path in sorted(found.items())}

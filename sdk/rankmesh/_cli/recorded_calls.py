@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import NamedTuple
 
+from rankmesh_agent.wire.snapshot import RankSnapshot, SnapshotCall, SnapshotGroup
 from rankmesh_gateway.diagnosis.frames import SourceLocation
 from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP, RankReport
 
@@ -17,28 +19,16 @@ class RecordedGroup(NamedTuple):
 
 
 class RecordedCall(NamedTuple):
-    """A call or message of one rank.
+    """A call or message of one rank, of which ``peer`` is a global rank; its number is 0 for a message.
 
     Attributes:
-        group: id of the group.
-        seq: number of a collective; 0 for a message.
-        op, call: see SnapshotCall.
-        peer, tag: of a message, the global rank at its other end, -1 for any; and its tag.
-        age: seconds since it began, or, if it has ended, since its end.
+        call: see there.
         ended: whether it has ended.
-        error: the reason of its failure.
         place: the innermost line of the user's code.
     """
 
-    group: str
-    seq: int
-    op: str
-    call: str
-    age: float
+    call: SnapshotCall
     ended: bool
-    peer: int | None = None
-    tag: int = 0
-    error: str = ""
     place: SourceLocation | None = None
 
 
@@ -60,34 +50,16 @@ def reports_of(
 
 
 def _report(job: str, rank: int, calls: Sequence[RecordedCall], groups: Mapping[str, RecordedGroup]) -> RankReport:
-    report = RankReport(job, 0, rank, "", 0, "", DUMPED)
-    active, ended = [each for each in calls if not each.ended], [each for each in calls if each.ended]
-    report.snapshot = {
-        "attached": False,
-        "groups": [
-            {"id": id, "name": group.name, "ranks": list(group.ranks), "seq": _latest(calls, id)}
-            for id, group in groups.items()
-            if rank in group.ranks
-        ],
-        "calls": [_document(each) for each in active],
-        "ended": [_document(each) for each in ended],
-        "store_waits": [],
-        "stacks": [],
-    }
-    if active:
-        report.place = active[0].place
-    elif ended:
-        last = ended[-1]
-        report.last = f"{last.call}{f' #{last.seq}' if last.seq else ''}{f' at {last.place}' if last.place else ''}"
+    seqs = {id: max((each.call.seq for each in calls if each.call.group == id), default=0) for id in groups}
+    members = [(id, group) for id, group in groups.items() if rank in group.ranks]
+    snapshot = RankSnapshot(job, 0, rank, attached=False)
+    snapshot.groups = [SnapshotGroup(id, group.name, list(group.ranks), seqs[id]) for id, group in members]
+    snapshot.calls = [each.call for each in calls if not each.ended]
+    snapshot.ended = [each.call for each in calls if each.ended]
+    report = RankReport(job, 0, rank, "", 0, "", DUMPED, snapshot=asdict(snapshot))
+    if snapshot.calls:
+        report.place = next(each.place for each in calls if not each.ended)
+    elif calls:
+        last, _, place = calls[-1]
+        report.last = f"{last.call}{f' #{last.seq}' if last.seq else ''}{f' at {place}' if place else ''}"
     return report
-
-
-def _latest(calls: Sequence[RecordedCall], group: str) -> int:
-    return max((each.seq for each in calls if each.group == group), default=0)
-
-
-def _document(call: RecordedCall) -> dict[str, Any]:
-    """Return a call in the JSON of SnapshotCall."""
-    found = call._asdict()
-    del found["ended"], found["place"]
-    return {**found, "awaited": True}

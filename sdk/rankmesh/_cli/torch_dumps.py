@@ -13,6 +13,7 @@ from typing import Any
 
 from rankmesh._cli.recorded_calls import RecordedCall, RecordedGroup, reports_of
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
+from rankmesh_agent.wire.snapshot import SnapshotCall
 from rankmesh_gateway.diagnosis.frames import SourceLocation
 from rankmesh_gateway.diagnosis.reports import RankReport
 
@@ -92,14 +93,14 @@ def _call(entry: Mapping[str, Any], groups: Mapping[str, RecordedGroup], written
     message = re.fullmatch(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})", op)
     if message is not None:
         peer = groups[group].ranks[int(message[3])]
-        return RecordedCall(group, 0, message[1], op, age, ended, peer, place=place)
+        return RecordedCall(SnapshotCall(group, 0, message[1], op, age, peer), ended, place)
     arrays = [
         f"{_DTYPES.get(str(dtype).lower(), str(dtype).lower())}[{', '.join(str(int(each)) for each in size)}]"
         for size, dtype in zip(entry.get("input_sizes", []), entry.get("input_dtypes", []), strict=False)
     ]
     more = f", {len(arrays) - 1} more" if len(arrays) > 1 else ""
     call = f"{op}({arrays[0] if arrays else ''}{more})"
-    return RecordedCall(group, int(entry["collective_seq_id"]), op, call, age, ended, place=place)
+    return RecordedCall(SnapshotCall(group, int(entry["collective_seq_id"]), op, call, age), ended, place)
 
 
 def _place(frames: list[Mapping[str, Any]]) -> SourceLocation | None:
