@@ -62,6 +62,12 @@ def test_what_is_left_behind_is_found(what: str, found: str) -> None:
     assert any(found in text for text in outcome.leaks), outcome.log
 
 
+def test_a_run_without_its_fault_is_found() -> None:
+    spec = specify(SEED, "stop and go on")
+    spec["at"] = [spec["rounds"], 0]
+    assert Run(spec).run().wrong == ["no fault has come about: nothing is judged"]
+
+
 def test_the_table_counts_what_is_found() -> None:
     good, bad = Outcome(1, "kill", recoveries=2), Outcome(2, "kill", recoveries=2)
     good.errors = [{"seconds": 0.1}, {"seconds": 0.3}]

@@ -159,8 +159,8 @@ class KeyFile(Table):
                 self._rows(statement)
         elif self._rows("PRAGMA application_id") != [(_APPLICATION_ID,)]:
             raise self._foreign()
-        if user:
-            self._rows("UPDATE users SET now = now + 1")
+        # SQLite may have read the file while it was empty; without the lock, it would not find the tables later.
+        self._rows("UPDATE users SET now = now + ?", user)
 
     def _remove(self) -> None:
         with contextlib.suppress(FileNotFoundError):
