@@ -19,8 +19,8 @@ from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_gateway import dashboard as files
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
-from rankmesh_gateway.http.endpoints import role_of
-from rankmesh_gateway.http.routes import dashboard
+from rankmesh_gateway.http.endpoints import ENDPOINTS, role_of
+from rankmesh_gateway.http.routes.handled import add_handled_routes
 
 NOTHING: dict[str, Any] = {
     "ranks": [],
@@ -105,7 +105,7 @@ class Double:
     def _app(self, sessions: DashboardSessions) -> FastAPI:
         app = FastAPI()
         app.state.services = SimpleNamespace(sessions=sessions)
-        app.include_router(dashboard.router)
+        add_handled_routes(app, [each for each in ENDPOINTS if each.tag == "dashboard"])
 
         @app.get("/v1/overview")
         async def overview() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from http import HTTPStatus
 from inspect import cleandoc
@@ -91,6 +91,7 @@ class WebApplication(FastAPI):
         title, description: of the OpenAPI document.
         service: the service in a word, for the text of internal errors.
         headers_of: returns the headers of the response to an error that rejects a request.
+        bodies: the classes of requests' bodies, besides those of ``schemas``.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class WebApplication(FastAPI):
         description: str,
         service: str,
         headers_of: Callable[[Any], Mapping[str, str]] = lambda error: {},
+        bodies: Sequence[type] = (),
         **options: Any,
     ) -> None:
+        self._bodies = bodies
         super().__init__(
             title=title,
             description=description,
@@ -153,7 +156,7 @@ class WebApplication(FastAPI):
         """
         if self.openapi_schema is None:
             components = super().openapi()["components"]["schemas"]
-            kinds = [kind for kind in vars(schemas).values() if is_dataclass(kind)]
+            kinds = [*(kind for kind in vars(schemas).values() if is_dataclass(kind)), *self._bodies]
             _, described = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
             for name in described.keys() & {*components, "Problem"}:
                 components[name] = described[name] | {"description": cleandoc(described[name]["description"])}

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import parse_qs
 
@@ -60,8 +61,8 @@ def convert(kind: type[T], document: object) -> T:
         raise _invalid(error) from None
 
 
-def read_query(kind: type[T], query: bytes) -> T:
-    """Return the parameters of a URL's query as a dataclass; other parameters are ignored.
+def read_query(kind: type[T], query: bytes, path: Mapping[str, str] = {}) -> T:
+    """Return the parameters of a URL's query and path as a dataclass; other parameters are ignored.
 
     Raises:
         ValueError: a parameter has another type, or is out of its bounds.
@@ -73,7 +74,7 @@ def read_query(kind: type[T], query: bytes) -> T:
         if name in fields
     }
     try:
-        return msgspec.convert(values, kind, strict=False)
+        return msgspec.convert({**values, **path}, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
 

@@ -18,7 +18,7 @@ from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
-from rankmesh_gateway.http.endpoints import role_of
+from rankmesh_gateway.http.endpoints import ENDPOINTS, role_of
 from rankmesh_gateway.http.job_scope import confine
 from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.job_stores import JobStores
@@ -74,8 +74,6 @@ def create_services(
 def create_framework_app(services: handlers.Services) -> Application:
     """Return the application of all endpoints. Imports FastAPI and pydantic."""
     from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
-    from rankmesh_gateway.http.routes import dashboard as dashboard_routes
-    from rankmesh_gateway.http.routes import diagnosis, events, groups, metrics
     from rankmesh_gateway.http.routes.handled import add_handled_routes
     from rankmesh_gateway.http.routes.problems import problems
 
@@ -84,10 +82,9 @@ def create_framework_app(services: handlers.Services) -> Application:
         "Who is in a job, in which groups, and how they are.",
         "gateway",
         handlers.problem_headers,
+        bodies=[each.body for each in ENDPOINTS if each.body is not None],
         responses=problems(*ANY_REQUEST),
     )
     app.state.services = services
     add_handled_routes(app)
-    for module in (metrics, groups, diagnosis, events, dashboard_routes):
-        app.include_router(module.router)
     return app

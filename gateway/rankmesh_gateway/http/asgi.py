@@ -22,17 +22,15 @@ from rankmesh_agent.wire.schemas import JoinReply, JoinRequest, Member
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.endpoints import Endpoint, encode, endpoint_of
 from rankmesh_gateway.http.job_scope import check_body
+from rankmesh_gateway.http.replies import Headers, Reply, Request, encoded, send_content
+from rankmesh_gateway.http.routes.events import EventStream
 from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
 from rankmesh_gateway.state.registry import SCAN_SECONDS, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
-Headers = tuple[tuple[bytes, bytes], ...]
-
-_JSON: Headers = ((b"content-type", b"application/json"),)
-_UNSTORED_JSON: Headers = (*_JSON, (b"cache-control", b"no-store"))
+_JSON = ((b"content-type", b"application/json"),)
+_UNSTORED_JSON = (*_JSON, (b"cache-control", b"no-store"))
 _DELIVERED_JOINS = 64
-_BUFFERED_BYTES = 64 << 10
-"""Size up to which a response is left to the buffers of its connection."""
 _POLL_SECONDS = 0.05
 """Interval at which a request that waits for the framework checks whether the gateway ends."""
 
@@ -60,7 +58,7 @@ class GatewayApplication:
             return
         method, path = scope.get("method", ""), scope["path"]
         endpoint = endpoint_of(method, path) if method != "HEAD" else None
-        if endpoint is None or (endpoint.handler is None and endpoint.job != "body"):
+        if endpoint is None or endpoint.handler is None:
             await self._forward(scope, receive, send)
             return
         posted = method == "POST"
@@ -68,26 +66,30 @@ class GatewayApplication:
         if content is None:
             return
         try:
-            job = check_body(scope, content)
+            request = Request(scope, receive, check_body(scope, content))
             headers = dict(scope["headers"])
-            body = _parse(endpoint, scope, headers, content)
-            reply = endpoint.respond(self._services, body, receive, job)
+            query, body = _parse(endpoint, scope, headers, content)
+            reply = endpoint.respond(self._services, query, body, request)
             if isawaitable(reply):
                 reply = await reply
+            if isinstance(reply, Reply | EventStream):
+                await reply.send(receive, send)
+                return
         except _FrameworkNeededError:
             await self._forward(scope, _replay(content, receive) if posted else receive, send)
         except DistError as error:
             await _reject(send, error)
         except Exception as error:
             problem = bug("gateway", method, path, error)
-            await _respond(send, problem.status, json_text.encode(problem.body()), _problem_headers({}))
+            await send_content(send, problem.status, json_text.encode(problem.body()), _problem_headers({}))
             raise  # for the server to log
         else:
             if isinstance(body, JoinRequest) and isinstance(reply, JoinReply) and reply.members:
                 gzip = b"gzip" in headers.get(b"accept-encoding", b"")
                 await _respond_shared(send, self._replies.encoded(reply), body.member, gzip)
             else:
-                await _respond(send, HTTPStatus.OK, encode(reply), _JSON if posted else _UNSTORED_JSON)
+                lines = _JSON if posted else _UNSTORED_JSON
+                await send_content(send, endpoint.status, encode(reply), (*lines, *encoded(request.headers)))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Scan the registry for silent ranks while the server runs."""
@@ -131,23 +133,25 @@ def _deliver(loop: asyncio.AbstractEventLoop, joins: Sequence[Future[JoinReply]]
 
 
 class _FrameworkNeededError(Exception):
-    """The endpoint has no handler, or the request is not to the letter."""
+    """The request is not to the letter."""
 
 
-def _parse(endpoint: Endpoint, scope: Message, headers: Mapping[bytes, bytes], content: bytes) -> object:
-    """Return the body or the query of a request."""
-    if endpoint.handler is None:
-        raise _FrameworkNeededError
+def _parse(endpoint: Endpoint, scope: Message, headers: Mapping[bytes, bytes], content: bytes) -> tuple[object, object]:
+    """Return the parameters and the body of a request."""
+    query = body = None
     try:
-        if endpoint.method == "GET":
-            return endpoint.kind and json_text.read_query(endpoint.kind, scope["query_string"])
-        if headers.get(b"content-type") != b"application/json":
-            raise _FrameworkNeededError
-        return json_text.read(endpoint.kind, content)
+        if endpoint.query is not None:
+            match = endpoint.pattern.fullmatch(scope["path"])
+            query = json_text.read_query(endpoint.query, scope["query_string"], match.groupdict() if match else {})
+        if endpoint.body is not None and (content or not endpoint.body_optional):
+            if headers.get(b"content-type") != b"application/json":
+                raise _FrameworkNeededError
+            body = json_text.read(endpoint.hints["body"], content)
     except InvalidBodyError as error:
         raise InvalidRequestError(str(error)) from None
     except ValueError:
         raise _FrameworkNeededError from None
+    return query, body
 
 
 async def _receive_body(receive: Receive) -> bytes | None:
@@ -174,26 +178,17 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 async def _reject(send: Send, error: DistError) -> None:
     content = json_text.encode(problem_of(error).body())
-    await _respond(send, error.status, content, _problem_headers(handlers.problem_headers(error)))
+    await send_content(send, error.status, content, _problem_headers(handlers.problem_headers(error)))
 
 
 def _problem_headers(headers: Mapping[str, str]) -> Headers:
-    return tuple((name.encode(), value.encode()) for name, value in {"content-type": PROBLEM_TYPE, **headers}.items())
+    return encoded({"content-type": PROBLEM_TYPE, **headers})
 
 
 async def _respond_shared(send: Send, reply: SharedReply, member: Member, gzip: bool) -> None:
     async with reply.turns:
         if gzip and reply.is_long:
             headers = (*_JSON, (b"content-encoding", b"gzip"))
-            await _respond(send, HTTPStatus.OK, reply.compressed_for(member), headers)
+            await send_content(send, HTTPStatus.OK, reply.compressed_for(member), headers)
         else:
-            await _respond(send, HTTPStatus.OK, reply.content_for(member), _JSON)
-
-
-async def _respond(send: Send, status: int, content: bytes, headers: Headers) -> None:
-    lines = [*headers, (b"content-length", str(len(content)).encode())]
-    await send({"type": "http.response.start", "status": int(status), "headers": lines})
-    if len(content) > _BUFFERED_BYTES:  # the end is sent once the client has received most of it
-        await send({"type": "http.response.body", "body": content, "more_body": True})
-        content = b""
-    await send({"type": "http.response.body", "body": content})
+            await send_content(send, HTTPStatus.OK, reply.content_for(member), _JSON)

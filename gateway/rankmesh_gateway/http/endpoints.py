@@ -7,16 +7,21 @@ table. An endpoint that is not in it needs the role ``run``, and rejects the cre
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, get_type_hints
+from http import HTTPStatus
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
 
-from rankmesh_agent.http.middleware import Receive
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import Role
 from rankmesh_agent.wire.schemas import HeartbeatReply
+from rankmesh_gateway.dashboard import PREFIX
 from rankmesh_gateway.http import handlers
+from rankmesh_gateway.http.dashboard_sessions import CODES_PATH, EXCHANGE_PATH
+from rankmesh_gateway.http.replies import Request
+from rankmesh_gateway.http.routes import dashboard, events, groups, metrics
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,11 @@ class Endpoint:
         role: the least role of a credential that may use it.
         job: where it names its job: in its query, or in its body, as ``job``; ``none`` if it has no job's data; empty
             if it is not for the credential of one job.
-        handler: see ``handlers``; None if it needs the framework, and so is one of ``routes``.
+        handler: see ``handlers``; None if the framework has it.
         tag: its chapter in the OpenAPI document.
         problems: the statuses of its errors, besides those of any request.
+        status: that of its reply.
+        document: its parameters and responses in the OpenAPI document that the handler's types do not say.
     """
 
     method: str
@@ -40,30 +47,58 @@ class Endpoint:
     handler: Callable[..., Any] | None = None
     tag: str = ""
     problems: tuple[int, ...] = (422, 503)
+    status: int = HTTPStatus.OK
+    document: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def hints(self) -> dict[str, Any]:
         """The types of the handler's arguments and of its reply."""
-        return get_type_hints(self.handler)
+        return get_type_hints(self.handler) if self.handler is not None else {}
 
     @cached_property
-    def kind(self) -> Any:
-        """The type of the request's body, or of its query; None without either."""
-        return self.hints.get("body") or self.hints.get("query")
+    def query(self) -> Any:
+        """The type of the parameters in its path and query; None without any."""
+        return self.hints.get("query")
 
-    def respond(self, services: handlers.Services, body: object, receive: Receive, job: str | None = None) -> Any:
+    @cached_property
+    def body(self) -> Any:
+        """The type of the request's body; None without one."""
+        kind = self.hints.get("body")
+        return get_args(kind)[0] if self.body_optional else kind
+
+    @cached_property
+    def body_optional(self) -> bool:
+        """Whether a request may have no body."""
+        return NoneType in get_args(self.hints.get("body"))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the handler's arguments, but for the first one, the services."""
+        assert self.handler is not None
+        return self.handler.__code__.co_varnames[1 : self.handler.__code__.co_argcount]
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Matches the endpoint's paths."""
+        return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", self.path))
+
+    def respond(self, services: handlers.Services, query: object, body: object, request: Request) -> Any:
         """Return the handler's reply, or an awaitable of it; see ``handlers``."""
         assert self.handler is not None
-        return self.handler(*(services, body, receive, job)[: self.handler.__code__.co_argcount])
+        given = {"query": query, "body": body, "request": request}
+        return self.handler(services, *map(given.__getitem__, self.names))
 
 
 _MEMBERSHIP, _AGENTS, _GROUPS, _EVENTS, _DIAGNOSIS = "membership", "agents", "groups", "events", "diagnosis"
+_DASHBOARD = "dashboard"
+_MADE = HTTPStatus.CREATED
+_OF_GROUP, _CHANGES = (404, 422, 503), (404, 409, 422, 502, 503)
 
 ENDPOINTS = (
     Endpoint("GET", "/health", Role.READ, "", handlers.health, "health", ()),
     Endpoint("GET", "/livez", Role.READ, "", handlers.livez, "health", (503,)),
     Endpoint("GET", "/readyz", Role.READ, "", handlers.readyz, "health", (503,)),
-    Endpoint("GET", "/metrics", Role.READ, "query"),
+    Endpoint("GET", "/metrics", Role.READ, "query", metrics.metrics, "metrics", document=metrics.DOCUMENT),
     Endpoint("GET", "/openapi.json", Role.READ, "none"),
     Endpoint("POST", "/v1/join", Role.RUN, "body", handlers.join, _MEMBERSHIP, (409, 410, 422, 503)),
     Endpoint("POST", "/v1/heartbeat", Role.RUN, "body", handlers.heartbeat, _MEMBERSHIP, (409, 422, 503)),
@@ -80,31 +115,42 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/leases", Role.RUN, "body", handlers.lease, _AGENTS, (404, 422, 503)),
     Endpoint("GET", "/v1/jobs", Role.READ, "query", handlers.jobs, _GROUPS),
     Endpoint("GET", "/v1/groups", Role.READ, "query", handlers.groups, _GROUPS),
-    Endpoint("POST", "/v1/groups", Role.RUN, "body"),
-    Endpoint("GET", "/v1/groups/{group}", Role.READ, "query"),
-    Endpoint("GET", "/v1/groups/{group}/inflight", Role.READ, "query"),
-    Endpoint("POST", "/v1/groups/{group}/abort", Role.RUN, "query"),
-    Endpoint("POST", "/v1/groups/{group}/shrink", Role.RUN, "query"),
-    Endpoint("POST", "/v1/groups/{group}/grow", Role.RUN, "query"),
+    Endpoint("POST", "/v1/groups", Role.RUN, "body", groups.make_group, _GROUPS, _CHANGES, _MADE),
+    Endpoint("GET", "/v1/groups/{group}", Role.READ, "query", groups.group, _GROUPS, _OF_GROUP),
+    Endpoint("GET", "/v1/groups/{group}/inflight", Role.READ, "query", groups.group_in_flight, _GROUPS, _OF_GROUP),
+    Endpoint("POST", "/v1/groups/{group}/abort", Role.RUN, "query", groups.abort_group, _GROUPS, (*_OF_GROUP, 502)),
+    Endpoint("POST", "/v1/groups/{group}/shrink", Role.RUN, "query", groups.shrink_group, _GROUPS, _CHANGES),
+    Endpoint("POST", "/v1/groups/{group}/grow", Role.RUN, "query", groups.grow_group, _GROUPS, _CHANGES),
     Endpoint("GET", "/v1/diagnosis", Role.READ, "query", handlers.diagnosis, _DIAGNOSIS),
     Endpoint("GET", "/v1/ranks/snapshots", Role.RUN, "query", handlers.rank_snapshots, _DIAGNOSIS),
-    Endpoint("GET", "/v1/ranks/{rank}/snapshot", Role.RUN, "query"),
-    Endpoint("GET", "/v1/events", Role.READ, "query"),
+    Endpoint("GET", "/v1/ranks/{rank}/snapshot", Role.RUN, "query", handlers.rank_snapshot, _DIAGNOSIS, _OF_GROUP),
+    Endpoint("GET", "/v1/events", Role.READ, "query", events.events, _EVENTS, document=events.DOCUMENT),
     Endpoint("GET", "/v1/rates", Role.READ, "query", handlers.rates, _EVENTS),
     Endpoint("GET", "/v1/overview", Role.READ, "query", handlers.overview, _EVENTS),
-    Endpoint("POST", "/v1/dashboard/codes", Role.READ, "none"),
-    Endpoint("POST", "/v1/dashboard/sessions", Role.READ, "none"),
-    Endpoint("DELETE", "/v1/dashboard/sessions", Role.READ, "none"),
+    Endpoint("GET", "/", Role.RUN, "", dashboard.page, _DASHBOARD, (503,), document=dashboard.PAGE),
+    Endpoint(
+        "GET",
+        PREFIX + "{name}",
+        Role.RUN,
+        "",
+        dashboard.part,
+        _DASHBOARD,
+        (404, 503),
+        document=dashboard.PART,
+    ),
+    Endpoint("POST", CODES_PATH, Role.READ, "none", dashboard.create_code, _DASHBOARD, (401, 503), _MADE),
+    Endpoint("POST", EXCHANGE_PATH, Role.READ, "none", dashboard.create_session, _DASHBOARD, (401, 503), _MADE),
+    Endpoint("DELETE", EXCHANGE_PATH, Role.READ, "none", dashboard.end_session, _DASHBOARD, (401, 503)),
 )
 _BY_PATH = {(each.method, each.path): each for each in ENDPOINTS}
-_PATTERNS = [(re.compile(re.sub(r"\{\w+\}", "[^/]+", each.path)), each) for each in ENDPOINTS if "{" in each.path]
+_PATTERNED = [each for each in ENDPOINTS if "{" in each.path]
 
 
 @lru_cache
 def endpoint_of(method: str, path: str) -> Endpoint | None:
     """Return the endpoint of a request, None for those that are not in the table; HEAD is GET."""
     method = "GET" if method == "HEAD" else method
-    matching = (each for pattern, each in _PATTERNS if each.method == method and pattern.fullmatch(path))
+    matching = (each for each in _PATTERNED if each.method == method and each.pattern.fullmatch(path))
     return _BY_PATH.get((method, path)) or next(matching, None)
 
 

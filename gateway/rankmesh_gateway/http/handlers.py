@@ -1,7 +1,7 @@
-"""Handlers of the requests that need no web framework: all that ranks, launchers, agents and most commands send.
+"""Handlers of the requests that ranks, launchers, agents and most commands send; ``routes`` has the others.
 
-A handler is a function of the services, the request's body or query, the rest of its messages, and the only job that
-its client may see, None for all; or of the first of these. Its docstring is its text in the OpenAPI document.
+A handler is a function of some of these, by name: the ``services``; ``query``, the parameters in the request's path and
+query; its ``body``; and the ``request``. Its docstring is its text in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from rankmesh_agent.http.middleware import Receive
 from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
-from rankmesh_agent.wire.fields import MAX_NAME
+from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     AgentEntry,
@@ -42,6 +41,7 @@ from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.clients.group_controller import GroupController
 from rankmesh_gateway.diagnosis.service import PATIENCE_SECONDS, DiagnosisService
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
+from rankmesh_gateway.http.replies import Request
 from rankmesh_gateway.schemas import (
     Diagnosis,
     JobInfo,
@@ -97,17 +97,24 @@ class SnapshotsQuery(JobQuery):
     patience: _Patience = PATIENCE_SECONDS
 
 
+@dataclass(kw_only=True)
+class RankQuery(JobQuery):
+    """Path and query of a request for one rank."""
+
+    rank: Annotated[int, Meta(ge=0, lt=MAX_WORLD_SIZE, description="The rank.")]
+
+
 _POLL_SECONDS = 0.25
 """Interval at which a request that waits for an agent looks for one."""
 _RETRY_SECONDS = 1
 """Value of Retry-After where no agent is free."""
 
 
-async def join(services: Services, body: JoinRequest, receive: Receive) -> JoinReply:
+async def join(services: Services, body: JoinRequest, request: Request) -> JoinReply:
     """Join a job. The response is held back while ranks are missing, 20 s at most; repeat it until it is complete."""
     future = services.registry.join(body)
     seconds = min(LONG_POLL_SECONDS, max(0.0, body.wait))
-    disconnect: asyncio.Future[Any] = asyncio.ensure_future(receive())
+    disconnect: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
     complete: asyncio.Future[Any] = asyncio.wrap_future(future)
     try:
         await asyncio.wait({disconnect, complete}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -186,20 +193,20 @@ def agents(services: Services, query: JobQuery) -> list[AgentEntry]:
     return services.registry.agents.entries(query.job)
 
 
-async def lease(services: Services, body: LeaseRequest, receive: Receive, job: str | None) -> LeaseOffer:
+async def lease(services: Services, body: LeaseRequest, request: Request) -> LeaseOffer:
     """Offer a free standalone agent. The response is held back while none is free, `wait` seconds and 20 s at most.
 
     The client acquires the lease from the agent, which is reserved for it for 5 s. Rank r is offered the r-th agent in
     the natural order of names, or the next one that is free, agents with the client's `host_id` before others.
     """
-    agents, disconnect = services.registry.agents, asyncio.ensure_future(receive())
+    agents, disconnect = services.registry.agents, asyncio.ensure_future(request.receive())
     until = time.monotonic() + min(LONG_POLL_SECONDS, max(0.0, body.wait))
     try:
         while (offer := agents.offer(body)) is None:
             left = until - time.monotonic()
             await asyncio.wait({disconnect}, timeout=max(0.0, min(left, _POLL_SECONDS)))
             if left <= 0 or disconnect.done():
-                raise agents.none_free_error(body, job)
+                raise agents.none_free_error(body, request.job)
         return offer
     finally:
         disconnect.cancel()
@@ -239,6 +246,14 @@ async def diagnosis(services: Services, query: DiagnosisQuery) -> Diagnosis:
 async def rank_snapshots(services: Services, query: SnapshotsQuery) -> list[RankDetails]:
     """Return what ranks of the newest epoch of each job do now; see `/v1/ranks/{rank}/snapshot`."""
     return await services.diagnosis.snapshots(query.job, query.rank, query.patience)
+
+
+async def rank_snapshot(services: Services, query: RankQuery) -> RankDetails:
+    """Return what a rank does now: its calls, waits for keys, Python stacks and CPU time, as its agent describes them.
+
+    If several jobs have such a rank, `job` selects one. The newest epoch of the job counts.
+    """
+    return await services.diagnosis.details(query.rank, query.job)
 
 
 def health(services: Services) -> GatewayHealth:

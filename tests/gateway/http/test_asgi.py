@@ -124,7 +124,6 @@ PASSED_ON: dict[str, dict[str, Any]] = {
     "another media type": {"method": "POST", "path": "/v1/leave", "content": b"{}"},
     "no body": {"method": "POST", "path": "/v1/heartbeat"},
     "another method": {"method": "GET", "path": "/v1/join"},
-    "another path": {"method": "GET", "path": "/v1/groups/none"},
     "an invalid query": {"method": "GET", "path": "/v1/diagnosis?patience=soon"},
     "nowhere": {"method": "POST", "path": "/v1/joins"},
 }
@@ -159,12 +158,12 @@ async def test_others_are_answered_while_it_is_made(registry, make_framework_app
 
     front = front_of(registry, make)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as client:
-        waiting = [asyncio.ensure_future(client.get("/v1/groups/none")) for _ in range(2)]
+        waiting = [asyncio.ensure_future(client.get("/v1/none")) for _ in range(2)]
         await making.wait()
         assert (await client.get("/health")).status_code == 200
         assert not any(each.done() for each in waiting)
         done.set()
-        assert [(await each).json()["code"] for each in waiting] == ["group-not-found"] * 2
+        assert [(await each).json()["code"] for each in waiting] == ["not-found"] * 2
 
 
 async def test_a_gateway_that_ends_while_it_is_made_says_so(registry, make_framework_app):
@@ -176,7 +175,7 @@ async def test_a_gateway_that_ends_while_it_is_made_says_so(registry, make_frame
 
     front = front_of(registry, make)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as client:
-        waiting = [asyncio.ensure_future(client.request(method, "/v1/groups/none")) for method in ("GET", "POST")]
+        waiting = [asyncio.ensure_future(client.request(method, "/v1/none")) for method in ("GET", "POST")]
         while front._framework_app is None:
             await asyncio.sleep(0.001)
         registry.close()

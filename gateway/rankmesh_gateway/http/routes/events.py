@@ -6,87 +6,106 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, cast
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
-from starlette.responses import StreamingResponse
-from starlette.types import Send
+from msgspec import Meta
 
-from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, ServicesDep
-from rankmesh_gateway.http.routes.problems import problems
+from rankmesh_agent.http.middleware import Receive, Send
+from rankmesh_gateway.http.handlers import JobQuery, Services
+from rankmesh_gateway.http.replies import Request, described, encoded
 from rankmesh_gateway.http.sse import stream
 from rankmesh_gateway.state.event_log import KEPT_EVENTS
 
 _log = logging.getLogger("rankmesh")
 
-router = APIRouter(prefix="/v1", tags=["events"], dependencies=[BEARER], responses=problems(503))
-
 SLOW_SECONDS = 10.0
 """A listener that reads nothing for this long is disconnected."""
-_EVENT_STREAM = "text/event-stream"
-_EVENT = {
-    "description": "Each of the events.",
-    "type": "object",
-    "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
-}
-_TEXT: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {_EVENT_STREAM: {"schema": _EVENT}},
-        "description": "Server-sent events, until the client disconnects or the gateway ends.",
-    }
-}
-
-LastEventId = Annotated[
-    str | None,
-    Header(
-        alias="Last-Event-ID",
-        max_length=64,
-        description=f"The id of the last event received: the stream begins with those behind it, of the last "
+_ID_CHARACTERS = 64
+_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
+DOCUMENT: dict[str, Any] = described(
+    "text/event-stream",
+    schema={
+        "description": "Each of the events.",
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
+    },
+    description="Server-sent events, until the client disconnects or the gateway ends.",
+)
+DOCUMENT["parameters"] = [
+    {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "schema": {"type": "string"},
+        "description": "The id of the last event received: the stream begins with those behind it, of the last "
         f"{KEPT_EVENTS}. With an id of an earlier gateway process, or another text, it begins with all of these.",
-    ),
-]
-After = Annotated[
-    int | None, Query(ge=0, le=(1 << 63) - 1, description="The same for clients that cannot set headers; 0 for all.")
-]
-WithOverview = Annotated[
-    bool, Query(description="Also send an event `overview` once a second, without an id: the body of `/v1/overview`.")
+    }
 ]
 
 
-class EventStream(StreamingResponse):
+@dataclass
+class EventsQuery(JobQuery):
+    """Query of the event stream."""
+
+    after: (
+        Annotated[
+            int, Meta(ge=0, le=(1 << 63) - 1, description="The same for clients that cannot set headers; 0 for all.")
+        ]
+        | None
+    ) = None
+    overview: Annotated[
+        bool,
+        Meta(description="Also send an event `overview` once a second, without an id: the body of `/v1/overview`."),
+    ] = False
+
+
+class EventStream:
     """Server-sent events, without a buffer for slow clients: each has a position in the log."""
 
-    media_type = _EVENT_STREAM
+    def __init__(self, pieces: AsyncGenerator[bytes]) -> None:
+        self._pieces = pieces
 
-    async def stream_response(self, send: Send) -> None:
-        """Send until the stream ends, or the client reads nothing for SLOW_SECONDS.
+    async def send(self, receive: Receive, send: Send) -> None:
+        """Send until the stream ends, the client disconnects, or reads nothing for SLOW_SECONDS.
 
         Raises:
             TooManyListenersError: there are MAX_LISTENERS listeners; there is no response yet.
         """
-        pieces = cast("AsyncGenerator[bytes]", self.body_iterator)
-        async with contextlib.aclosing(pieces):
-            piece: bytes | None = await anext(pieces)
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            while piece is not None:
-                try:
-                    async with asyncio.timeout(SLOW_SECONDS):
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
-                except TimeoutError:
-                    _log.warning("a listener to events read nothing for %g s; it is disconnected", SLOW_SECONDS)
-                    return
-                piece = await anext(pieces, None)
-            await send({"type": "http.response.body", "body": b""})
+        async with contextlib.aclosing(self._pieces) as pieces:
+            first = await anext(pieces)
+            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": encoded(_HEADERS)})
+            tasks = {asyncio.ensure_future(_send(first, pieces, send)), asyncio.ensure_future(_disconnected(receive))}
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            for task in tasks:
+                if not task.cancelled():
+                    task.result()
 
 
-@router.get("/events", status_code=200, response_class=EventStream, responses=_TEXT | problems(422))
-async def events(
-    services: ServicesDep,
-    last_event_id: LastEventId = None,
-    after: After = None,
-    overview: WithOverview = False,
-    job: JobName = None,
-) -> EventStream:
+async def _send(first: bytes, pieces: AsyncGenerator[bytes], send: Send) -> None:
+    piece: bytes | None = first
+    while piece is not None:
+        try:
+            async with asyncio.timeout(SLOW_SECONDS):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except TimeoutError:
+            _log.warning("a listener to events read nothing for %g s; it is disconnected", SLOW_SECONDS)
+            return
+        piece = await anext(pieces, None)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def events(services: Services, query: EventsQuery, request: Request) -> EventStream:
     """Stream the events as server-sent events, each with an id, its kind and JSON data.
 
     The kinds are `rank-joining`, `world-complete`, `rank-suspect`, `rank-alive`, `rank-failed`, `rank-left`,
@@ -100,19 +119,12 @@ async def events(
     idle stream gets a comment every 10 s.
     """
     log = services.registry.events
-    seen = after if last_event_id is None else _number(last_event_id)
-    return EventStream(
-        stream(
-            log,
-            log.resume_position(seen),
-            services.registry.poll_timeouts,
-            (lambda: services.snapshots.cached_json(job)) if overview else None,
-            job,
-        ),
-        headers={"content-type": _EVENT_STREAM, "cache-control": "no-store", "x-accel-buffering": "no"},
-    )
+    last = request.header("last-event-id")
+    seen = _number(last) if last else query.after
+    overview = (lambda: services.snapshots.cached_json(query.job)) if query.overview else None
+    return EventStream(stream(log, log.resume_position(seen), services.registry.poll_timeouts, overview, query.job))
 
 
 def _number(text: str) -> int:
     """Return the id in a header; 0, which no log has, for any other text."""
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _ID_CHARACTERS else 0

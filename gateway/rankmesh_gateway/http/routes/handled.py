@@ -1,73 +1,108 @@
-"""Routes of the endpoints that have a handler: for the OpenAPI document, and for what the small application forwards.
+"""Routes of the endpoints: for the OpenAPI document, and for what the small application forwards.
 
 It forwards requests whose body is not JSON, whose query is invalid, and those by HEAD.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature, isawaitable
 from typing import Annotated, Any, get_args, get_type_hints
 
-from fastapi import FastAPI, Query, Request, Response
+import fastapi
+from fastapi import FastAPI, Path, Query, Response, Security
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+from starlette.types import Receive, Scope, Send
 
 from rankmesh_gateway.http.endpoints import ENDPOINTS, Endpoint, encode
 from rankmesh_gateway.http.job_scope import job_of
-from rankmesh_gateway.http.routes.dependencies import BEARER
+from rankmesh_gateway.http.replies import Reply, Request
+from rankmesh_gateway.http.routes.events import EventStream
 from rankmesh_gateway.http.routes.problems import problems
 
+_BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a gateway on loopback may have none."))
+"""Declares the token in the OpenAPI document; SecurityMiddleware checks it."""
 
-def add_handled_routes(app: FastAPI) -> None:
+
+class _Response(Response):
+    """The response to a request, of a handler's reply that sends itself."""
+
+    def __init__(self, reply: Reply | EventStream) -> None:
+        super().__init__()
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._reply.send(receive, send)
+
+
+def add_handled_routes(app: FastAPI, endpoints: Iterable[Endpoint] = ENDPOINTS) -> None:
     """Add them to an application."""
-    for each in ENDPOINTS:
+    for each in endpoints:
         if each.handler is not None:
+            kind = each.hints["return"]
+            sends_itself = kind in (Reply, EventStream)
             app.add_api_route(
                 each.path,
                 _function(each),
                 methods=[each.method],
                 name=each.handler.__name__,
-                response_model=each.hints["return"],
+                status_code=each.status,
+                response_model=None if sends_itself else kind,
+                response_class=Response if sends_itself else JSONResponse,
                 tags=[each.tag],
-                dependencies=[BEARER] if each.path.startswith("/v1/") else [],
-                responses=problems(*each.problems),
+                dependencies=[_BEARER] if each.path.startswith(("/v1/", "/metrics")) else [],
+                responses=problems(*each.problems) | each.document.get("responses", {}),
+                openapi_extra={key: value for key, value in each.document.items() if key == "parameters"},
             )
 
 
 def _function(endpoint: Endpoint) -> Any:
     """Return an endpoint as a function with the signature from which FastAPI knows its body or its parameters."""
-    posted = endpoint.method == "POST"
 
-    async def respond(request: Request, **given: Any) -> Response:
-        kind = endpoint.kind
-        body = given["body"] if posted else kind and kind(**given)
-        reply = endpoint.respond(request.app.state.services, body, request.receive, job_of(request.scope))
+    async def respond(request: fastapi.Request, **given: Any) -> Response:
+        body = given.pop("body", None)
+        ours = Request(request.scope, request.receive, job_of(request.scope))
+        query = endpoint.query and endpoint.query(**given)
+        reply = endpoint.respond(request.app.state.services, query, body, ours)
         if isawaitable(reply):
             reply = await reply
-        headers = {} if posted else {"cache-control": "no-store"}
-        return Response(encode(reply), headers=headers, media_type="application/json")
+        if isinstance(reply, Reply | EventStream):
+            return _Response(reply)
+        headers = {} if endpoint.method == "POST" else {"cache-control": "no-store"}
+        return Response(encode(reply), endpoint.status, headers | ours.headers, "application/json")
 
-    own = [Parameter("request", Parameter.KEYWORD_ONLY, annotation=Request)]
-    if posted:
-        own.append(Parameter("body", Parameter.KEYWORD_ONLY, annotation=endpoint.kind))
-    elif endpoint.kind is not None:
-        kinds = get_type_hints(endpoint.kind, include_extras=True)
+    own = [Parameter("request", Parameter.KEYWORD_ONLY, annotation=fastapi.Request)]
+    if endpoint.body is not None:
+        default = None if endpoint.body_optional else Parameter.empty
+        own.append(Parameter("body", Parameter.KEYWORD_ONLY, default=default, annotation=endpoint.hints["body"]))
+    if endpoint.query is not None:
+        kinds = get_type_hints(endpoint.query, include_extras=True)
         own += [
             Parameter(
                 each.name,
                 Parameter.KEYWORD_ONLY,
-                default=() if each.default is MISSING else each.default,
-                annotation=_parameter(kinds[each.name]),
+                default=_default(each),
+                annotation=_parameter(kinds[each.name], f"{{{each.name}}}" in endpoint.path),
             )
-            for each in fields(endpoint.kind)
+            for each in fields(endpoint.query)
         ]
     respond.__doc__ = endpoint.handler.__doc__
     respond.__signature__ = Signature(own)  # type: ignore[attr-defined]
     return respond
 
 
-def _parameter(kind: Any) -> Any:
-    """Return the type of a query's field, with msgspec's bounds as FastAPI's."""
+def _default(field: Any) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return () if field.default_factory is not MISSING else Parameter.empty
+
+
+def _parameter(kind: Any, in_path: bool) -> Any:
+    """Return the type of a parameter, with msgspec's bounds as FastAPI's."""
     given = kind if hasattr(kind, "__metadata__") else get_args(kind)[0]
     (meta,) = given.__metadata__
-    query = Query(ge=meta.ge, le=meta.le, max_length=meta.max_length, description=meta.description)
-    return Annotated[given.__origin__ if given is kind else given.__origin__ | None, query]
+    place = Path if in_path else Query
+    bounds = place(ge=meta.ge, lt=meta.lt, le=meta.le, max_length=meta.max_length, description=meta.description)
+    return Annotated[given.__origin__ if given is kind else given.__origin__ | None, bounds]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, get_args
-
-from fastapi import APIRouter, Request, Response
+from typing import TYPE_CHECKING, get_args
 
 from rankmesh_agent.wire.schemas import AgentState, RankState
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, ServicesDep
-from rankmesh_gateway.http.routes.problems import problems
+from rankmesh_gateway.http.handlers import JobQuery, Services
+from rankmesh_gateway.http.replies import Reply, Request, described
 from rankmesh_gateway.state.event_log import EventKind
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
@@ -19,23 +17,17 @@ from rankmesh_gateway.state.registry import Registry
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(422, 503))
-
 MAX_JOBS_SHOWN = 100
 """Limit of the jobs with metrics of their own; the others' are added up under OTHER_JOBS."""
 OTHER_JOBS = "(other)"
-
-_STRING = {"schema": {"type": "string"}}
-_METRICS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "In the text format, or as OpenMetrics if the Accept header prefers that.",
-        "content": {"text/plain": _STRING, "application/openmetrics-text": _STRING},
-    }
-}
+DOCUMENT = described(
+    "text/plain",
+    "application/openmetrics-text",
+    description="In the text format, or as OpenMetrics if the Accept header prefers that.",
+)
 
 
-@router.get("/metrics", response_class=Response, responses=_METRICS)
-async def metrics(services: ServicesDep, request: Request, job: JobName = None) -> Response:
+def metrics(services: Services, query: JobQuery, request: Request) -> Reply:
     """Return the numbers of jobs, ranks, groups, agents and requests, and the process's use of memory and time.
 
     With `job`, those of its ranks, groups and agents alone.
@@ -43,9 +35,9 @@ async def metrics(services: ServicesDep, request: Request, job: JobName = None) 
     from rankmesh_agent.http.prometheus import render_metrics
 
     content, media_type = render_metrics(
-        lambda: _metrics(services.registry, services.stores, job), request.headers.get("accept")
+        lambda: _metrics(services.registry, services.stores, query.job), request.header("accept")
     )
-    return Response(content, headers={"Content-Type": media_type})
+    return Reply(content, {"content-type": media_type})
 
 
 def _metrics(registry: Registry, stores: JobStores, job: str | None = None) -> Iterator[Metric]:

@@ -87,10 +87,10 @@ class TestMake:
     @pytest.mark.parametrize(
         ("body", "says"),
         [
-            ({"ranks": []}, "at least 1 item"),
+            ({"ranks": []}, "expected a list of length >= 1"),
             ({"ranks": [0, 0]}, "a rank is listed twice"),
             ({"ranks": [0, 7]}, "rank 7 is not in the job, whose ranks are 0 to 3"),
-            ({"ranks": [-1]}, "ranks.0"),
+            ({"ranks": [-1]}, "ranks[0]"),
             ({"ranks": [0], "name": "no spaces"}, "name"),
             ({"ranks": [0], "timeout": 0}, "timeout"),
         ],
@@ -223,7 +223,7 @@ class TestGrow:
         [
             ({"with": [1, 2]}, "rank 1 is in group 'pair' already"),
             ({"with": [9]}, "rank 9 is not in the job"),
-            ({"with": []}, "at least 1 item"),
+            ({"with": []}, "expected a list of length >= 1"),
             ({}, "body.with"),
         ],
     )
