@@ -76,7 +76,7 @@ def test_a_rank_without_descriptors_says_so_when_another_one_names_it(known: boo
     sender.abort(sender.timeout_error([2], "all_reduce #5", Deadline(5), 5))
     for rank in (1, 2):
         state, own = state_of(rank, 3)
-        own.waits = WaitGraph(own, lambda since: limit)
+        own.wait_graph = WaitGraph(own, lambda since: limit)
         state.on_abort(engine.sent[0][1][1])
         assert state.failure is not None
         assert state.failure.ranks == (2,)
