@@ -288,11 +288,11 @@ class ProgressEngine:
             peer = self.rings.get(rank)
             if peer is None or not peer.connection.has_work(False):
                 return
-            while not (transfer.done or self.driven or peer.paused or peer.outgoing):
+            while not (transfer.done or self.driven or peer.paused or peer.outgoing or rank not in self.rings):
+                if not peer.connection.await_bytes():
+                    return
                 self.poll_count += 1
                 self._receive(peer)
-                if rank not in self.rings or not peer.connection.await_bytes():
-                    return
 
     def flush(self, timeout: float) -> None:
         """Send the queued frames, such as an ABORT, within at most ``timeout`` seconds."""

@@ -53,6 +53,8 @@ _PIECE_BYTES = 1 << 14
 """Bytes of a long buffer that its consumer can read while the producer writes the next ones."""
 _SPIN_ROUNDS, _SPINS = 64, 16
 """Rounds of a wait for bytes, and checks in each: see slots."""
+_TAKE_SPINS = 256
+"""Checks for the rest of a frame of which the head has come: several times the duration of the copy of a piece."""
 _fence = reset_after_fork(threading.Lock())
 
 
@@ -147,17 +149,26 @@ class _Ring:
         return length
 
     def take(self, head: bytes, into: memoryview) -> bool:
-        """Read ``head``, and ``into`` after it; return False if these are not the next bytes, in one piece."""
+        """Read ``head``, and ``into`` after it, as its producer writes it; False if these are not the next bytes.
+
+        Until all have come, the producer is not told of any: they are read again if it does not go on at once.
+        """
         words, data, capacity = self.words, self.data, self.capacity
-        tail = self.position
+        tail, length, done = self.position, len(into), 0
         at = tail % capacity
         begin = at + len(head)
-        end = begin + len(into)
-        if not end - at <= words[_HEAD] - tail <= capacity or end > capacity or data[at:begin] != head:
+        if begin + length > capacity or not begin - at <= words[_HEAD] - tail <= capacity or data[at:begin] != head:
             return False
-        into[:] = data[begin:end]
-        self.position = words[_TAIL] = tail + end - at
-        return True
+        for _ in range(_TAKE_SPINS):
+            arrived = words[_HEAD] - tail + at - begin
+            if length <= arrived <= capacity:
+                into[done:] = data[begin + done : begin + length]
+                self.position = words[_TAIL] = tail + begin + length - at
+                return True
+            if done < arrived < length:
+                into[done:arrived] = data[begin + done : begin + arrived]
+                done = arrived
+        return False
 
     def _violation(self, name: str, value: int) -> ProtocolError:
         return ProtocolError(

@@ -125,6 +125,7 @@ def test_ranks_that_never_wait_for_each_other_learn_that_another_one_has_failed(
         exchange()
 
 
+@pytest.mark.parametrize("pair", ["segment"], indirect=True)
 def test_a_receive_that_is_interrupted_takes_no_later_message(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     sender, receiver = pair.communicators
     monkeypatch.setattr(receiver.engine, "receive_from", Mock(side_effect=KeyboardInterrupt))

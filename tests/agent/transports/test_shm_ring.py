@@ -276,6 +276,7 @@ def test_a_frame_is_taken_if_it_is_the_next_one_and_whole(listener, shm):
         assert not other.take(b"head", into)
         one.send([b"headda"])
         assert not other.take(b"head", into), "the rest is missing"
+        assert into == b"da\0\0"
         one.send([b"ta"])
         assert not other.take(b"tail", into)
         assert other.take(b"head", into)
