@@ -8,6 +8,7 @@ NPROC  ?= 4
 EPOCHS ?= 30
 RUNS   ?= 1
 SEEDS  ?= 100
+SANITIZED ?= tests/agent/native tests/sdk/test_sweep.py
 # The address of the project, for the metadata of the wheel and a link in the site.
 export REPOSITORY ?=
 # A virtual environment has its Python for good: another one that is asked for would be ignored.
@@ -30,7 +31,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast coverage test-attached test-torch test-torch-suite test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: demo test test-fast coverage test-attached test-sanitized test-torch test-torch-suite test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -53,6 +54,13 @@ test-fast: $(VENV)/.dev  ## Run the tests that start no processes, of one ROOM, 
 
 test-attached: $(VENV)/.dev  ## Run the SDK's tests with ranks that attach to standalone agents
 	RANKMESH_TEST_HOSTING=attached $(BIN)/python -m pytest $(ATTACHED) $(PARALLEL) $(ARGS)
+
+# The compiled core with gcc's AddressSanitizer and UndefinedBehaviorSanitizer, and Python's memory from malloc, which they watch.
+test-sanitized: $(VENV)/.dev  ## Run SANITIZED tests (the sweep) with a compiled core that checks its use of memory
+	set -e; trap '$(BIN)/python hatch_build.py' EXIT; trap 'exit 130' INT TERM; \
+	RANKMESH_NATIVE=1 CC=gcc CFLAGS="-g -O1 -fsanitize=address,undefined -fno-sanitize-recover" $(BIN)/python hatch_build.py; \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+	  $(BIN)/python -m pytest --capture=sys $(SANITIZED) $(ARGS)
 
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
 	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)

@@ -26,16 +26,7 @@ ROOT = Path(__file__).parent.resolve()
 CORE = Path("agent/rankmesh_agent/native/core.pyx")
 MODULE = "core.abi3.so"
 # One file serves CPython 3.11 and newer: the limited API. A sum is rounded as NumPy rounds it: no fused multiply-add.
-FLAGS = (
-    "-shared",
-    "-fPIC",
-    "-O3",
-    "-std=c11",
-    "-ffp-contract=off",
-    "-D_GNU_SOURCE",
-    "-DPy_LIMITED_API=0x030b0000",
-    f"-I{sysconfig.get_path('include')}",
-)
+FLAGS = ("-shared", "-fPIC", "-O3", "-std=c11", "-ffp-contract=off", "-D_GNU_SOURCE", "-DPy_LIMITED_API=0x030b0000")
 C_WARNINGS, CYTHON_WARNINGS = ("-Wall", "-Wextra", "-Werror"), ("-Wextra", "-Werror")
 
 
@@ -50,6 +41,10 @@ class ProjectUrls(MetadataHookInterface):
 
 class CompiledCore(BuildHookInterface[Any]):
     """Adds the compiled core to a wheel, or to the source tree of an editable installation."""
+
+    def dependencies(self) -> list[str]:
+        """Return what compiles it."""
+        return [] if _obstacle() else ["cython>=3.1"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile it."""
@@ -68,41 +63,54 @@ class CompiledCore(BuildHookInterface[Any]):
         shutil.rmtree(self._folder)
 
 
-def build_core(made: Path) -> str:
-    """Compile the core into a file, and return the reason if there is none; an older file is removed.
-
-    Raises:
-        subprocess.CalledProcessError, OSError: RANKMESH_NATIVE=1, and it cannot be compiled.
-    """
-    made.unlink(missing_ok=True)
+def _obstacle() -> str:
+    """Return the reason not to compile the core, empty if there is none."""
     setting, platform = os.environ.get("RANKMESH_NATIVE"), sysconfig.get_platform()
     if setting == "0":
         return "RANKMESH_NATIVE=0"
     if setting != "1" and not platform.endswith(("linux-x86_64", "linux-aarch64")):
         return f"this is {platform}, and it is for Linux on x86-64 and aarch64"
+    return "" if shutil.which(_compiler()[0]) else f"there is no C compiler {_compiler()[0]}"
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CC") or "cc")
+
+
+def build_core(made: Path) -> str:
+    """Compile the core into a file, and return the reason if there is none; an older file is removed.
+
+    Raises:
+        RuntimeError: there is none, and RANKMESH_NATIVE=1.
+    """
+    required = os.environ.get("RANKMESH_NATIVE") == "1"
     try:
-        _compile(made, required=setting == "1")
-    except (OSError, subprocess.CalledProcessError) as error:
-        if setting == "1":
-            raise
-        lines = getattr(error, "stdout", "").splitlines()
-        return next((line for line in lines if "error" in line.lower()), str(error))
-    return ""
+        made.unlink(missing_ok=True)
+        reason = _obstacle() or _compile(made, required)
+    except OSError as error:  # a source tree that cannot be written
+        reason = str(error)
+    if reason and required:
+        raise RuntimeError(f"RANKMESH_NATIVE=1, but there is no compiled core: {reason}")
+    return reason
 
 
-def _compile(made: Path, *, required: bool) -> None:
+def _compile(made: Path, required: bool) -> str:
     """Run Cython and the C compiler; the file appears at once, since processes may have mapped an older one."""
     cython = [sys.executable, "-m", "cython", "-3", str(CORE), *(CYTHON_WARNINGS if required else ())]
-    compiler = shlex.split(os.environ.get("CC") or "cc")
-    if shutil.which(compiler[0]) is None:
-        raise FileNotFoundError(f"there is no C compiler {compiler[0]}")
-    compiler += [*FLAGS, *(C_WARNINGS if required else ()), *shlex.split(os.environ.get("CFLAGS", "-s"))]
-    output = None if required else subprocess.PIPE
+    compiler = [*_compiler(), *FLAGS, f"-I{sysconfig.get_path('include')}", *(C_WARNINGS if required else ())]
+    compiler += shlex.split(os.environ.get("CFLAGS", "-s"))
     with tempfile.TemporaryDirectory(dir=made.parent) as folder:
         source, module = Path(folder, "core.c"), Path(folder, MODULE)
         for command, cwd in (([*cython, "-o", source], ROOT), ([*compiler, source.name, "-o", module], folder)):
-            subprocess.run(command, check=True, cwd=cwd, text=True, stdout=output, stderr=output and subprocess.STDOUT)
+            done = subprocess.run(
+                command, cwd=cwd, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            if done.returncode:
+                print(done.stdout if required else "", end="", file=sys.stderr)
+                lines = done.stdout.splitlines() or [f"{command[0]} ended with code {done.returncode}"]
+                return next((line for line in lines if "error" in line.lower()), lines[-1])
         module.replace(made)
+    return ""
 
 
 if __name__ == "__main__":

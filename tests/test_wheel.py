@@ -74,7 +74,7 @@ def test_what_prevents_the_compiled_core(
     assert not list(tmp_path.iterdir())
     if name == "CC":
         monkeypatch.setenv("RANKMESH_NATIVE", "1")
-        with pytest.raises(FileNotFoundError, match="no-such-cc"):
+        with pytest.raises(RuntimeError, match="no-such-cc"):
             hatch_build.build_core(older)
 
 

@@ -58,16 +58,20 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Serve a standalone agent: it carries one rank of a job for an attached process or an HTTP client.",
+        description="Run a standalone agent: it takes part in a job as a rank, for a process that attaches to it or an "
+        "HTTP client.",
         epilog="The token is taken from RANKMESH_TOKEN, or from a file. RANKMESH_ADVERTISE lists the addresses under "
-        "which other agents reach this one, RANKMESH_SHM_DIR is a tmpfs it shares with the processes of its host.",
+        "which other agents reach this one. RANKMESH_SHM_DIR is the directory of the memory that it shares with "
+        "processes of its host.",
     )
     parser.add_argument("--gateway", metavar="URL", help="the gateway (default: RANKMESH_GATEWAY)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8701, help="port, 0 for any free one (default: %(default)s)")
-    parser.add_argument("--name", default="", help="for people, and the order in which agents are leased (host name)")
     parser.add_argument(
-        "--url", action="append", default=[], metavar="URL", help="one more URL under which clients reach it"
+        "--name", default="", help="its name (default: the host's); agents are leased in the order of their names"
+    )
+    parser.add_argument(
+        "--url", action="append", default=[], metavar="URL", help="another URL under which clients reach it"
     )
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the token")
     parser.add_argument("--version", action="version", version=f"RankMesh {__version__}")

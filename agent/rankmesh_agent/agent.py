@@ -27,7 +27,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, JobMembership, JoinTerms
 from rankmesh_agent.liveness import Liveness
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import limit_named, raise_limit
+from rankmesh_agent.net.descriptors import convert_emfile, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.status import Status
 from rankmesh_agent.store.job_store import JobStore
@@ -64,7 +64,7 @@ class Agent:
         DistNetworkError: the join failed; the subclass and the message have the cause.
     """
 
-    @limit_named("this rank cannot join the job")
+    @convert_emfile("this rank cannot join the job")
     def __init__(
         self,
         settings: Settings,
@@ -93,18 +93,18 @@ class Agent:
             self.member, self.members, self.engine = job.member, job.members, job.engine
             self.group_registry = GroupRegistry(job, settings, self.recorder)
             terms.check_store(job.store)
-            self.store = JobStore(job.gateway.url, settings.job_token, job.store, self._limits)
+            self.store = JobStore(job.gateway.url, settings.job_token, job.store, self._exhausted_ranks)
             undo.callback(self.store.close)
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
             limit = max(terms.deadline.remaining(), MIN_SETUP_SECONDS) if job.grown else terms.timeout
             try:
-                self.world = self.group_registry.make(range(job.world_size), "world", limit)
+                self.world = self.group_registry.make_world(limit)
             except RankFailedError:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
             self.world.set_timeout(terms.timeout)
             self._liveness = Liveness(self.engine, self.store, self.world)
-            self.engine.own_waits.append(self._own_store_waits)
+            self.engine.status_sources.append(self._store_statuses)
             self._serve_http()
             if settings.dump_dir:
                 self.recorder.on_failure = self._dumps.on_failure
@@ -216,6 +216,7 @@ class Agent:
         """Make a group the group of all ranks, to which the world has shrunk; its members have new global ranks."""
         group.set_global_ranks(tuple(range(group.size)))
         self.world = self._liveness.world = group
+        self.store.failure = None  # it names ranks by their old numbers
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -279,7 +280,7 @@ class Agent:
         groups = self.group_registry.all()
         return {message.record[3] for group in groups for message in group.messages.waiting.copy().values()}
 
-    def vitals(self) -> AgentStats:
+    def stats(self) -> AgentStats:
         """Return the agent's counters."""
         lost = dict(self.engine.lost_peers)
         return AgentStats(
@@ -329,8 +330,9 @@ class Agent:
         self.engine.end_in_child()
 
     def _send_heartbeat(self) -> None:
-        self.engine.fail_silent_hosts()
-        self.engine.report_limit()
+        self._liveness.fail_silent_hosts()
+        with self.engine.lock:
+            self.engine.wait_graph.report_exhaustion(self.engine.connected())
         lost = self._liveness.failed_peers()
         self._liveness.pass_on()
         if self.engine.on_demand:
@@ -342,19 +344,19 @@ class Agent:
         if unread and self.engine.on_demand:  # perhaps they left in order, which the gateway knows
             self._liveness.pass_on({rank: end for rank, end in self._job.ended().items() if rank in unread})
 
-    def _own_store_waits(self) -> list[Status]:
+    def _store_statuses(self) -> list[Status]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
         return [Status(0, -1, 0, "a call of the job's store")] if self.store.waits_under_way() else []
 
-    def _limits(self, since: float) -> list[tuple[Member, str]]:
+    def _exhausted_ranks(self, since: float) -> list[tuple[Member, str]]:
         """Return the ranks of the world that have had no free descriptor since a time, with their reports."""
         self.engine.progress()  # the heartbeat thread may wait for a gateway that is at its limit
         with self.engine.lock:
-            limits = self.engine.waits.limits(since)
+            exhausted = self.engine.wait_graph.exhausted(since)
         world = self.world.ranks
         return [
             (replace(self._job.members[rank], rank=world.index(rank)), text)
-            for rank, text in limits.items()
+            for rank, text in exhausted.items()
             if rank in world
         ]
 

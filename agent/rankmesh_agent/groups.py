@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.backends.segment_setup import SegmentOptions
+from rankmesh_agent.backends.segment_setup import Agreement, SegmentOptions
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.failure_log import FailureLog
@@ -16,9 +16,10 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, er
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.job_membership import JobMembership
-from rankmesh_agent.net.descriptors import limit_named
+from rankmesh_agent.net.descriptors import convert_emfile
 from rankmesh_agent.net.fork import reset_lock
-from rankmesh_agent.shared_memory.mapping import remove_orphans, unsupported
+from rankmesh_agent.shared_memory.mapping import unsupported
+from rankmesh_agent.shared_memory.orphans import remove_orphans
 from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError, from_code
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -94,7 +95,7 @@ class GroupRegistry:
         """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
         return next((group for group in self.all() if name in (group.name, f"{group.id:016x}")), None)
 
-    @limit_named("this rank cannot make a group")
+    @convert_emfile("this rank cannot make a group")
     def make(
         self,
         ranks: Sequence[int],
@@ -141,6 +142,16 @@ class GroupRegistry:
             self._groups[number] = group
         self.failures.on_group_made()
         return group
+
+    def make_world(self, timeout: float) -> LocalCommunicator:
+        """Make the group of all ranks; what these agree on if one host has them all holds for other groups, too."""
+        world = self.make(range(self._job.world_size), "world", timeout)
+        segment = world.queue.backend.segment
+        if segment is not None:
+            processes = segment.processes if segment.can_read else ()
+            agreement = Agreement(segment.slot_bytes, world.link.shares_cores, processes)
+            self._segment_options = self._segment_options._replace(agreement=agreement)
+        return world
 
     def _count_attempt(self, members: tuple[int, ...], http_key: str) -> int:
         """Return the number of an attempt to make a group: members count alike, and derive its id without a message.

@@ -153,7 +153,7 @@ class JobMembership:
             self.engine = ProgressEngine(
                 self.member.rank,
                 self.epoch,
-                {},
+                self.world_size,
                 eager_limit=settings.eager_bytes,
                 oversubscribed=self.oversubscribed,
             )

@@ -28,6 +28,8 @@ A peer that left in order has reported it to the gateway by then."""
 _READ_SECONDS = 0.02
 """Interval of the attempts to read the end of a connection: a thread that drives the engine may stop just before it."""
 _NEVER = float("inf")
+SILENT_SECONDS = 8.0
+"""Seconds that a peer's host may leave packets unanswered; with the time before, about FAILED_SECONDS."""
 _MAX_PASSED_ON = 64
 """Maximum number of lost ranks that a rank reports to its peers. The first reports already end all calls."""
 _NAMED = 4
@@ -52,6 +54,8 @@ class Liveness:
         self._store = store
         self._peers = len(world.ranks) - 1
         self._ended: dict[int, float] = {}
+        self._unanswered_since: dict[int, float] = {}
+        """The time of the first check with packets unanswered by a peer's host, by rank."""
         self._reported: set[int] = set()
         self._passed_on: set[int] = set()
         self._called_back: set[int] = set()
@@ -81,6 +85,22 @@ class Liveness:
         if waiting:
             return min(max(0.0, min(waiting) + _UNREAD_SECONDS - time.monotonic()), _READ_SECONDS)
         return SLICE_SECONDS if self._store.waits_under_way() else _NEVER
+
+    def fail_silent_hosts(self) -> None:
+        """Declare peers failed whose hosts have answered nothing for SILENT_SECONDS; called every second.
+
+        TCP itself gives up only after a quarter of an hour.
+        """
+        engine, now = self._engine, time.monotonic()
+        with engine.lock:
+            unanswered = {rank: silent for rank in engine.connected() if (silent := engine.silent_seconds(rank))}
+            # A window probe may be the first packet in minutes: its answer may still be under way.
+            self._unanswered_since = {rank: self._unanswered_since.get(rank, now) for rank in unanswered}
+            for rank, since in self._unanswered_since.items():
+                silent = min(unanswered[rank], now - since)
+                if silent >= SILENT_SECONDS:
+                    why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
+                    engine.lose(rank, Goodbye(why, died=True, silent=True), connected=True)
 
     def failed_peers(self) -> list[LostRank]:
         """Return the peers that are gone without a GOODBYE, by rank."""

@@ -173,7 +173,7 @@ class Standalone:
         """Return no groups."""
         return []
 
-    def vitals(self) -> AgentStats:
+    def stats(self) -> AgentStats:
         """Return no counters."""
         return AgentStats()
 

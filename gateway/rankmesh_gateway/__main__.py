@@ -111,26 +111,26 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Serve the registry of jobs, ranks and groups at the address that ranks know as "
-        "MASTER_ADDR:MASTER_PORT or RANKMESH_GATEWAY.",
+        description="Run a gateway, at which ranks meet: its address is MASTER_ADDR:MASTER_PORT or RANKMESH_GATEWAY "
+        "in their environment.",
         epilog="The token is taken from RANKMESH_TOKEN, or from a file. RANKMESH_ADVERTISE lists host names, "
         "besides the machine's own, under which ranks reach the gateway.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8700, help="port, 0 for any free one (default: %(default)s)")
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the token")
-    parser.add_argument("--make-token", action="store_true", help="write a new token to that file if there is none")
+    parser.add_argument("--make-token", action="store_true", help="write a new token to that file if it does not exist")
     parser.add_argument(
         "--state",
         type=Path,
         metavar="PATH",
-        help="SQLite file that keeps jobs, their key-value stores and events for the next gateway with it; "
-        "made if there is none",
+        help="SQLite file for jobs, their key-value stores and events, which the next gateway goes on with; "
+        "created if it does not exist",
     )
     parser.add_argument(
         "--store",
         metavar="URL",
-        help="etcd://HOST:PORT[/PREFIX]: keep the key-value stores in etcd, from which a gateway on any host goes on; "
+        help="etcd://HOST:PORT[/PREFIX]: keep the key-value stores in etcd, so that a gateway on any host can go on; "
         "etcds:// with TLS",
     )
     parser.add_argument("--version", action="version", version=f"RankMesh {__version__}")

@@ -1,10 +1,14 @@
-"""Numbers and texts in human-readable form."""
+"""Numbers in human-readable form, and the sentences that problems and events share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from rankmesh_agent.wire.ranges import ranges
+
+if TYPE_CHECKING:
+    from rankmesh_gateway.schemas import GroupInFlight
 
 
 def size(nbytes: float) -> str:
@@ -36,3 +40,21 @@ def seconds(value: float) -> str:
 def ranks(numbers: Iterable[int]) -> str:
     """Return ranks as ranges: ``0-3, 7``."""
     return ", ".join(ranges(numbers))
+
+
+def suspect_text(subject: str, silence: float) -> str:
+    """Return the sentence on a suspect rank or agent."""
+    return f"{subject} is suspect: no heartbeat for {seconds(silence)}"
+
+
+def failed_text(subject: str, reason: str) -> str:
+    """Return the sentence on a rank, an agent or a group that has failed."""
+    return f"{subject} has failed: {reason}"
+
+
+def held_up_text(call: GroupInFlight, subject: str, known: Mapping[int, str]) -> str:
+    """Return the sentence on a call that waits for missing ranks; ``known`` describes ranks."""
+    missing = call.missing
+    one = len(missing) == 1
+    culprit = f"rank {missing[0]}{known.get(missing[0], '')}" if one else f"{len(missing)} ranks, {ranks(missing)}"
+    return f"{call.op} #{call.seq} in {subject} has been held up for {seconds(call.age)} by {culprit}"

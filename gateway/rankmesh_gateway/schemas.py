@@ -181,18 +181,16 @@ class Diagnosis:
     """Why jobs are stuck.
 
     Attributes:
-        ok: whether there is no finding.
+        ok: whether the agents' answers show no problem.
         time: when the agents were asked, in seconds since 1970.
-        findings: the findings, the most certain first.
+        problems: all problems, the most certain first; see ``find_problems``.
         ranks: the ranks of the newest epoch of each job that have not left.
-        problems: all problems, the findings among them; see ``find_problems``.
     """
 
     ok: bool
     time: float
-    findings: list[Finding]
+    problems: list[Finding]
     ranks: list[DiagnosedRank]
-    problems: list[Finding] = field(default_factory=list)
 
 
 @dataclass
@@ -214,8 +212,8 @@ class Overview:
 
     Attributes:
         time: in seconds since 1970.
-        findings: why jobs are stuck, of a diagnosis of the last seconds; refreshed while clients stream the overview.
-        problems: all problems, these findings among them; see ``find_problems``.
+        problems: all problems; why jobs are stuck is of a diagnosis of the last seconds, which is made again while
+            clients stream the overview. See ``find_problems``.
         gateway, ranks, agents, groups, inflight, rates, store, jobs: see there.
     """
 
@@ -227,7 +225,6 @@ class Overview:
     inflight: list[GroupInFlight]
     rates: TotalRates
     store: list[JobStore]
-    findings: list[Finding] = field(default_factory=list)
     jobs: list[JobInfo] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 

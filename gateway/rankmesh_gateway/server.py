@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
@@ -16,9 +17,11 @@ from rankmesh_agent.wire.hello import Service
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.state.registry_file import RegistryFile
 from rankmesh_gateway.state.store_backend import StoreBackend
 from rankmesh_gateway.torch_store import PREFACE, TorchStore
+
+if TYPE_CHECKING:
+    from rankmesh_gateway.state.registry_file import RegistryFile  # imports SQLite
 
 _COLLECTED_OBJECTS = 20_000
 """New objects after which Python's garbage collector runs. Some thousand connections have a million objects, and the

@@ -27,7 +27,7 @@ class SnapshotCache:
     Args:
         registry: the registry.
         stores: the jobs' stores.
-        diagnosis: the findings on the jobs, which are refreshed while clients watch.
+        diagnosis: why jobs are stuck, which is asked again while clients watch.
     """
 
     def __init__(self, registry: Registry, stores: JobStores, diagnosis: DiagnosisService) -> None:
@@ -37,8 +37,8 @@ class SnapshotCache:
         self._cached: dict[str | None, tuple[float, bytes]] = {}
         """By job, None for all, when the snapshot was created, and the snapshot."""
 
-    def build(self, job: str | None = None, findings: list[Finding] | None = None) -> Overview:
-        """Return a snapshot of one job or of all, with these findings on it, or with those of the last seconds."""
+    def build(self, job: str | None = None, found: list[Finding] | None = None) -> Overview:
+        """Return a snapshot of one job or of all, with these problems that a diagnosis found, or the last one's."""
         registry = self._registry
         ranks, agents, groups = registry.ranks(job), registry.agents.entries(job), registry.groups(job)
         known = [each for each in self._diagnosis.known() if job in (None, each.job)]
@@ -51,14 +51,13 @@ class SnapshotCache:
             registry.in_flight(job),
             total_rates(groups),
             self._stores.contents(job),
-            known if findings is None else findings,
             registry.jobs(job),
         )
-        overview.problems = find_problems(overview)
+        overview.problems = find_problems(overview, known if found is None else found)
         return overview
 
     def cached_json(self, job: str | None = None) -> bytes:
-        """Return a recent snapshot as JSON, and have the findings refreshed for a later one."""
+        """Return a recent snapshot as JSON, and have the diagnosis made again for a later one."""
         self._diagnosis.refresh_soon()
         created_at, content = self._cached.get(job, (float("-inf"), b""))
         if self._registry.closed or time.monotonic() - created_at > _MAX_AGE_SECONDS:

@@ -18,7 +18,7 @@ Run it with four ranks::
 Three ways to use it, which one job may mix:
 
 * Embedded: ``init_process_group()`` starts the rank's agent in this process.
-* Attached: ``init_process_group(init_method="http://gateway:29400")`` attaches to an agent that runs as a service
+* Attached: ``init_process_group(init_method="http://gateway:8700")`` attaches to an agent that runs as a service
   (``rankmesh agent``).
 * HTTP: a program without this package takes a rank's part with requests to an agent, for example by curl.
 

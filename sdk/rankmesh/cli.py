@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +26,6 @@ from rankmesh._cli.exit_codes import (
     require_linux,
     write,
 )
-from rankmesh._cli.groups import groups
 from rankmesh._cli.stacks import stacks
 from rankmesh._cli.status import status
 from rankmesh_agent.net.inherited import reset_inherited
@@ -68,9 +69,9 @@ def rankmesh(
 def run(context: typer.Context) -> int:
     """Start a script on several ranks and supervise them ('rankmesh run --help')."""
     require_linux()
-    from rankmesh import launch
+    from rankmesh.launch import main as serve  # not from rankmesh, which would load all of its public names
 
-    return launch.main(context.args)
+    return serve(context.args)
 
 
 @app.command(context_settings=_PASS_ON, short_help="Run a standalone gateway.")
@@ -93,9 +94,10 @@ def agent(context: typer.Context) -> int:
     return serve(context.args, prog="rankmesh agent")
 
 
+_SERVERS: dict[str, Callable[[Any], None]] = {"run": run, "gateway": gateway, "agent": agent}
+
 app.command(short_help="Show ranks, groups, rates and operations in flight.")(status)
 app.command(short_help="Print a link to your job's dashboard.")(dashboard)
-app.command(short_help="List the groups, or show one.")(groups)
 app.command(short_help="Report which rank holds up a job, and where.")(diagnose)
 app.command(short_help="Show the Python stacks of ranks.")(stacks)
 app.command(short_help="Check hosts, network and shared memory.")(doctor)
@@ -114,8 +116,15 @@ def main() -> None:
     """
     if sys.platform != "win32":
         reset_inherited()
+    if sys.argv[1:2] == ["groups"]:  # the name of releases up to 0.2
+        sys.argv[1:2] = ["status", "--groups"]
     try:
+        name, *arguments = sys.argv[1:] or [""]
+        if name in _SERVERS:  # it runs for hours: without what typer loads for the conversion of options, pydantic
+            _SERVERS[name](SimpleNamespace(args=arguments))
         code = app(prog_name="rankmesh", standalone_mode=False)
+    except typer.Exit as end:
+        code = end.exit_code
     except typer.Abort:
         code = INTERRUPTED
     except CommandError as error:
@@ -132,7 +141,7 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # type: ignore[attr-defined]
         else:
-            hint = f"; '{where.command_path} --help' says how" if where is not None else ""
+            hint = f"; try '{where.command_path} --help'" if where is not None else ""
             print_error(f"{error.format_message().rstrip('.')}{hint}")
         code = USAGE
     sys.exit(code)

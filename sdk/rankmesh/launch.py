@@ -39,9 +39,9 @@ from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.inherited import print_line, reset_inherited
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.net.tls import check_environment
-from rankmesh_agent.shared_memory.mapping import remove_orphans
+from rankmesh_agent.shared_memory.orphans import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.printable import printable
+from rankmesh_agent.wire.printable import printable_lines
 from rankmesh_agent.wire.schemas import NO_NODE
 
 if TYPE_CHECKING:
@@ -360,11 +360,11 @@ def _greeting(job: Plan, log_directory: str) -> list[bytes]:
 
 
 def _say(text: str) -> None:
-    print_line(f"[rankmesh] {printable(text, lines=True)}", sys.stderr)
+    print_line(f"[rankmesh] {printable_lines(text)}", sys.stderr)
 
 
 def _refuse(reason: object) -> int:
-    print_line(f"rankmesh run: {printable(reason, lines=True)}", sys.stderr)
+    print_line(f"rankmesh run: {printable_lines(str(reason))}", sys.stderr)
     return 2
 
 

@@ -14,7 +14,9 @@ from support.processes import wait_until
 from support.threads import LATER, NOW, WORLD, World, world
 
 from rankmesh_agent import liveness
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.liveness import Liveness
+from rankmesh_agent.progress import engine, progress_thread
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistBackendError, DistError, RankFailedError
 from rankmesh_agent.wire.frames import Opcode
@@ -201,3 +203,54 @@ def test_one_that_leaves_in_order_ends_none(trio, monitor):
     monitor.callback = lambda error: pytest.fail(str(error))
     wait_until(lambda: monitor.poll() or 1 in trio.meshes[0].lost_peers, "the goodbye")
     assert not monitor._store.failures
+
+
+@pytest.fixture
+def unanswered(trio: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Seconds for which rank 1's host has answered nothing, as rank 0 is told; and what the clock says."""
+    reported = {"silence": 0.0, "clock": 1000.0}
+    connection = trio.meshes[0]._peers[1].connection
+    monkeypatch.setattr(connection, "silent_seconds", lambda: reported["silence"], raising=False)
+    monkeypatch.setattr(liveness.time, "monotonic", lambda: reported["clock"])
+    return reported
+
+
+def test_a_host_that_answers_nothing_for_long_is_held_for_failed(
+    trio: World, monitor: Liveness, unanswered: dict[str, float]
+) -> None:
+    mesh = trio.meshes[0]
+    for seconds in range(10):
+        unanswered.update(silence=seconds + 1.0, clock=1000.0 + seconds)
+        monitor.fail_silent_hosts()
+        assert (1 in mesh.lost_peers) == (seconds >= liveness.SILENT_SECONDS)
+    assert mesh.lost_peers[1].reason == "its host has answered nothing for 8 s: it, or the network to it, is down"
+    assert not mesh.lost_peers[1].clean
+
+
+def test_a_first_question_in_minutes_may_take_a_while_to_answer(
+    trio: World, monitor: Liveness, unanswered: dict[str, float]
+) -> None:
+    for seconds in range(20):
+        unanswered.update(silence=0.0 if seconds % 7 == 6 else 60.0, clock=1000.0 + seconds)
+        monitor.fail_silent_hosts()
+        assert not trio.meshes[0].lost_peers
+
+
+def test_who_waits_is_told_of_a_silent_host_at_once(
+    trio: World, monitor: Liveness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = trio.meshes[0]
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 0.0)
+    for module in (engine, progress_thread):
+        monkeypatch.setattr(module, "SLICE_SECONDS", 60.0)
+
+    def call(members: LocalCommunicator) -> None:
+        if members.rank == 1:
+            wait_until(lambda: mesh._poller.asleep, "the engine")
+            monkeypatch.setattr(mesh._peers[1].connection, "silent_seconds", lambda: 9.0, raising=False)
+            monitor.fail_silent_hosts()
+        elif members.rank == 0:
+            with pytest.raises(RankFailedError, match="has answered nothing"):
+                members.receive(np.zeros(3), 1, 0, NOW)
+
+    trio.run(call)

@@ -69,7 +69,8 @@ def test_http_and_commands_are_there(site: Path) -> None:
     assert "POST /v1/groups/{group_id}/all_reduce" in agent
     assert "POST /v1/lease" in agent
     assert "GET /v1/diagnosis" in gateway
-    assert all(text in commands for text in ("rankmesh run", "--max-restarts", "rankmesh store get", "--patience"))
+    texts = ("rankmesh run", "--max-restarts", "rankmesh store get", "--request-timeout")
+    assert all(text in commands for text in texts)
 
 
 def test_files_of_the_repository_are_pages(site: Path) -> None:

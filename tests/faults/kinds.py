@@ -27,27 +27,29 @@ class Kind(NamedTuple):
         draw: completes the specification.
         gloo: whether gloo can be put to the same.
         namespaces: whether it needs root, for namespaces of the kernel.
+        store: whether the job's store outlives it.
     """
 
     text: str
     draw: Draw
     gloo: bool = False
     namespaces: bool = False
+    store: bool = True
 
 
 def specify(seed: int, kind: str, library: str = "rankmesh") -> Specification:
     """Return the specification of a run: program, medium, fault."""
     rng = random.Random(f"{seed}-{kind}")
     size = rng.randint(2, 6)
-    gloo = library == "gloo"
-    subgroups, steps = generate(rng, size, length=rng.randint(4, 9), gloo=gloo)
+    gloo, store = library == "gloo", KINDS[kind].store
+    subgroups, steps = generate(rng, size, length=rng.randint(4, 9), gloo=gloo, store=store)
     spec: Specification = {
         "seed": seed, "kind": kind, "library": library, "size": size, "job": f"fault-{kind}-{seed}".replace(" ", "-"),
         "medium": "gloo" if gloo else rng.choice(("shm", "shm", "tcp", "hosts")), "subgroups": subgroups,
         "steps": steps, "rounds": _ENDLESS, "at": [rng.randrange(3), rng.randrange(len(steps))],
         "timeout": DEATH_TIMEOUT, "faults": [], "mismatch": None, "planted": f"planted by seed {seed}",
         "recover": not gloo, "ask": False, "errors": True, "resume_after": None, "new_group": False,
-        "silent": False, "external": None, "external_after": rng.random() * 0.05, "shm_bytes": None,
+        "silent": False, "external": None, "external_after": rng.random() * 0.05, "shm_bytes": None, "store": store,
     }  # fmt: skip
     KINDS[kind].draw(rng, spec)
     return spec
@@ -213,7 +215,7 @@ KINDS: dict[str, Kind] = {
     "during init": Kind("a rank dies while the ranks join", _during_init),
     "during shrink": Kind("a second rank dies while the others shrink", _during_shrink),
     "cut": Kind("the network of a host fails", _cut, namespaces=True),
-    "gateway killed": Kind("SIGKILL to the gateway; then, or not, to a rank", _gateway),
+    "gateway killed": Kind("SIGKILL to the gateway; then, or not, to a rank", _gateway, store=False),
     "full /dev/shm": Kind("little room for shared memory", _full, namespaces=True),
     "descriptors": Kind("a rank has no more file descriptors", _descriptors),
     "launched": Kind(

@@ -37,6 +37,8 @@ if os.environ.get(LIBRARY) == "gloo":
 AGAIN_ROUNDS = 2
 AGAIN_STEPS = 6
 ATTEMPTS = 3
+_JOIN_SECONDS = 60.0
+"""Time limit of a join during which no fault comes about, on a busy machine."""
 _SETTLE_SECONDS = 3.0
 
 
@@ -112,10 +114,15 @@ class Rank:
         spec = self.spec
         from datetime import timedelta
 
+        timeout = join = timedelta(seconds=spec["timeout"])
+        if not self.gloo and not any(fault["place"] == "init" for fault in spec["faults"]):
+            join = timedelta(seconds=_JOIN_SECONDS)
         self.dist.init_process_group(
             "gloo" if self.gloo else None, init_method=spec["init"], rank=self.rank, world_size=spec["size"],
-            timeout=timedelta(seconds=spec["timeout"]),
+            timeout=join,
         )  # fmt: skip
+        if join is not timeout:
+            self.dist.group.WORLD.set_timeout(timeout)
 
     def _error(self, event: str, error: BaseException) -> None:
         numbers = [int(rank) for rank in getattr(error, "ranks", ())]
@@ -245,10 +252,9 @@ class Rank:
                         self.dist.shrink_group([self.names.index(name) for name in out])
                         self.names = left
                     self.event("shrunk")
+                rng, size = random.Random(f"{self.spec['seed']}-{attempt}"), len(self.names)
                 subgroups, steps = (
-                    generate(random.Random(f"{self.spec['seed']}-{attempt}"), len(self.names), length=AGAIN_STEPS)
-                    if len(self.names) > 1
-                    else ([], [])
+                    generate(rng, size, length=AGAIN_STEPS, store=self.spec["store"]) if size > 1 else ([], [])
                 )
                 self._program(f"again {attempt}", subgroups, steps, AGAIN_ROUNDS)
             except WrongResult as wrong:

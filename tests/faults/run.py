@@ -29,6 +29,8 @@ TESTS = Path(__file__).parents[1]
 MARGIN = 10.0
 """Seconds beyond the time limit of the operations after which a rank without an answer counts as hanging."""
 _START_SECONDS = 90.0
+_LEFT_SECONDS = 5.0
+"""Seconds until a rank's gateway has ended: after 3 s of silence, a rank on another host is gone."""
 _POLL = 0.01
 _OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GLOO_", "NCCL_", "SLURM_", "OMPI_", "PMI")
 _LAUNCHED = ("launched", "launcher killed", "launcher interrupted")
@@ -346,6 +348,8 @@ class Run:
 
     def _judge(self) -> None:
         fault = self._fault_at()
+        if fault is None and not self.outcome.hangs:
+            self.outcome.wrong.append("no fault has come about: nothing is judged")
         for rank in self._ranks:
             self.outcome.wrong.extend(f"rank {rank}: {event['text']}" for event in self._named(rank, "wrong"))
             if rank not in self._hanging and fault is not None:
@@ -421,6 +425,9 @@ class Run:
         # Exit code 0 is no failure: then the report has the rank that the others' errors name.
         first = re.findall(r"rank (\d+) failed first|error names rank (\d+)", text)[:1]
         first = [number for numbers in first for number in numbers if number]
+        errors = [self._event(rank, "error") for rank in self._ranks if rank not in self._victims]
+        if all(error and self._of_the_store(error) for error in errors):
+            return
         if [int(number) for number in first] != list(self._victims):
             self.outcome.unnamed.append(
                 f"the launcher's report: {first or text[-500:]!r} and not {list(self._victims)}"
@@ -447,14 +454,21 @@ class Run:
             good = good and event["in_text"]
             good = good and (self.spec["kind"] != "exception" or self.spec["planted"] in event["text"])
             good = good and kind in ("", event["kind"])
-            if self.spec["silent"] and event["kind"] == "StoreTimeoutError" and not event["ranks"]:
-                good = "key '" in event["text"] or "keys" in event["text"]  # a key has no owner who could be named
+            good = good or self._of_the_store(event)
         if not good:
             after = "" if seconds is None else f" after {seconds:.2f} s"
             outcome.unnamed.append(
                 f"rank {rank}{after}, the culprit is {sorted(culprits)}: {event['kind']} {event['ranks']} "
                 f"{event['text']!r} in {event['where']}"
             )
+
+    def _of_the_store(self, error: dict[str, Any]) -> bool:
+        """Whether a store error cannot name a rank: a key has no owner, and a gateway that is cut off is none."""
+        if not self.spec["silent"] or error["ranks"]:
+            return False
+        if error["kind"] == "StoreTimeoutError":
+            return "key '" in error["text"] or "keys" in error["text"]
+        return bool(self._hosts) and f"at the gateway at http://{self._hosts[0].address}" in error["text"]
 
     # The end
 
@@ -464,7 +478,7 @@ class Run:
             if process.poll() is None:
                 process.kill()
             process.wait()
-        end = time.monotonic() + 2
+        end = time.monotonic() + _LEFT_SECONDS
         while (left := _processes(self._marker)) and time.monotonic() < end:
             time.sleep(0.02)
         hanging = {self._pid(rank) for rank in self._hanging}

@@ -15,7 +15,7 @@ def test_lines(caplog):
     position = events.last
     events.append("rank-joining", "rank 0 has joined: 1 of 2 ranks", job="j")
     events.append("world-complete", "the world of job 'j' is complete: 2 ranks", job="j")
-    events.append("group-made", "group 'pair' of ranks 0, 1 is made", job="j")
+    events.append("group-made", "group pair of ranks 0, 1 is made", job="j")
     events.append("rank-failed", "rank 0 has failed", job="j")
     events.append("agent-lost", "agent a has ended")
     position = log_events(events, position)

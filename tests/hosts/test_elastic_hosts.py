@@ -43,7 +43,8 @@ def test_a_host_that_is_cut_off_and_heals(request, count: int) -> None:
     slow = hosts.folder / "slow"
     slow.touch()
     checkpoint = hosts.folder / "digits.npz"
-    launcher = f"rankmesh run --nnodes 1:{count} --nproc-per-node 1 --master-addr host1 --max-restarts 1 --last-call 4"
+    nodes = f"--nnodes 1:{count} --nproc-per-node 1 --master-addr host1"
+    launcher = f"rankmesh run {nodes} --max-restarts 1 --join-window 4"
     script = f"slow_digits.py --epochs 20 --checkpoint {checkpoint}"
     first, *others = (
         hosts.start(f"host{number + 1}", f"{launcher} {script}", RANKMESH_TOKEN="the secret of all")

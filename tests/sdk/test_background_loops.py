@@ -22,6 +22,7 @@ from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.net.handshake import accept
+from rankmesh_agent.progress import wait_graph
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.table import Table
@@ -88,12 +89,13 @@ def test_watchdogs() -> None:
 
 def test_progress_of_asynchronous_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = tcp_pair()
-    engine = ProgressEngine(0, 1, {1: TcpConnection(ours, "rank 1")}, eager_limit=1024)
+    engine = ProgressEngine(0, 1, 2, eager_limit=1024)
+    engine.add_connection(1, TcpConnection(ours, "rank 1"))
     step = Step(engine.poll_once)
     monkeypatch.setattr(engine, "poll_once", step)
     with contextlib.closing(theirs), contextlib.closing(engine):
         with engine.lock:
-            engine._background.add(0, SimpleNamespace(done=False))  # type: ignore[arg-type]  # a message
+            engine.background.add(wait_graph.GROUP, SimpleNamespace(done=False))  # type: ignore[arg-type]  # a message
         step.wait()
 
 

@@ -45,7 +45,7 @@ def test_arguments_are_passed_on_untouched(command: str, arguments: list[str], m
 def test_help_names_the_commands() -> None:
     result = CliRunner().invoke(cli.app, ["--help"])
     assert result.exit_code == 0
-    for command in ("run", "gateway", "agent", "status", "groups", "store", "doctor", "bench"):
+    for command in ("run", "gateway", "agent", "status", "store", "doctor", "bench"):
         assert command in result.stdout
 
 
@@ -60,7 +60,7 @@ def test_the_version():
     [
         (["statsu"], "rankmesh: No such command 'statsu'"),
         (["status", "--inteval"], "rankmesh: No such option: --inteval"),
-        (["store", "get"], "rankmesh: Missing argument 'KEY'; 'rankmesh store get --help' says how\n"),
+        (["store", "get"], "rankmesh: Missing argument 'KEY'; try 'rankmesh store get --help'\n"),
     ],
     ids=["command", "option", "argument"],
 )

@@ -56,7 +56,7 @@ class Agent:
     """An agent alone in its world, as a session knows it."""
 
     def __init__(self) -> None:
-        self._engine = ProgressEngine(0, 1, {}, eager_limit=1 << 12)
+        self._engine = ProgressEngine(0, 1, 1, eager_limit=1 << 12)
         self._engine.wait = lambda ready, *_: ready()  # type: ignore[method-assign]  # no time passes
         self.world = LocalCommunicator(LocalGroupState(self._engine, GROUP, "world", (0,), {}, FlightRecorder()), 0.01)
         self.member = SimpleNamespace(rank=0)

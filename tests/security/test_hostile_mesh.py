@@ -81,7 +81,9 @@ class Rank:
 
     def __init__(self) -> None:
         self.hostile = Hostile()
-        self.engine = ProgressEngine(0, EPOCH, {1: self.hostile, 2: Hostile()}, eager_limit=EAGER)
+        self.engine = ProgressEngine(0, EPOCH, 3, eager_limit=EAGER)
+        for rank, connection in {1: self.hostile, 2: Hostile()}.items():
+            self.engine.add_connection(rank, connection)
         state = LocalGroupState(self.engine, GROUP, "group", (0, 1, 2), {}, FlightRecorder())
         self.group = LocalCommunicator(state, 10.0)
         self.engine.register_sink(GROUP, self.group)
@@ -109,7 +111,7 @@ class Rank:
             if 1 not in self.engine.lost_peers:
                 self.matcher.receive(1, np.zeros(16, np.uint8).data, BYTES, TAG)
         self.engine.progress()
-        self.engine.waits.stragglers([1, 2], GROUP, 3)
+        self.engine.wait_graph.stragglers([1, 2], GROUP, 3)
         self.group.link.calls.missing(3)
         self.group.link.begin(4, 44, lambda ready, missing, idle=None: None)
 

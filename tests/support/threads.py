@@ -67,7 +67,7 @@ class World:
         self.communicators: list[LocalCommunicator] = [None] * size  # type: ignore[list-item]
 
         def connect(rank: int) -> None:
-            self.meshes[rank] = ProgressEngine(rank, 1, {}, eager_limit=1 << 12)
+            self.meshes[rank] = ProgressEngine(rank, 1, size, eager_limit=1 << 12)
             connect_all(self.meshes[rank], self.members, listeners[rank], made, Deadline(20))
             self.communicators[rank] = self.group(rank, WORLD, "world", range(size))
 

@@ -149,7 +149,7 @@ class FakeAgent:
         )
         return [sent, barrier]
 
-    def vitals(self) -> AgentStats:
+    def stats(self) -> AgentStats:
         return AgentStats(
             [
                 GroupOpStats(4096, 1.25, 1, [0, 2, 1] + [0] * 13, "world", "all_reduce", 2, 0.5),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rankmesh_agent.collectives.hosts import Layout
-from rankmesh_agent.collectives.rounds import distances, fold
+from rankmesh_agent.collectives.rounds import Payload, allreduce_bytes, distances
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.shared_memory.mapping import Mapping
 from rankmesh_agent.shared_memory.segment import Segment
@@ -17,8 +16,20 @@ from rankmesh_agent.wire.errors import DistNetworkError
 _log = logging.getLogger("rankmesh")
 
 _MAX_REASON = 1 << 12
-_OFFER = struct.Struct(f"!80s{_MAX_REASON}s")
-"""Message of a host's first member to the others there: the name of the segment's file, and why there is none."""
+
+
+class Agreement(NamedTuple):
+    """What the ranks of a job on one host have agreed on; groups of them do not ask again.
+
+    Attributes:
+        slot_bytes: bytes of a slot.
+        shares_cores: whether a rank shares its core with others.
+        processes: see Segment.processes; empty unless all ranks may read each other's memory.
+    """
+
+    slot_bytes: int
+    shares_cores: bool
+    processes: Sequence[tuple[int, bytes]]
 
 
 class SegmentOptions(NamedTuple):
@@ -32,6 +43,7 @@ class SegmentOptions(NamedTuple):
         oversubscribed: see Segment.
         strict: raise if not all members can share one segment.
         warn: logs why the members share no memory, with the arguments of Logger.warning.
+        agreement: that of all ranks of the job, None as long as there is none.
     """
 
     allowed: bool
@@ -41,15 +53,16 @@ class SegmentOptions(NamedTuple):
     oversubscribed: bool
     strict: bool
     warn: Callable[..., None] = _log.warning
+    agreement: Agreement | None = None
 
 
 def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -> Segment | None:
     """Create the segment that the members of this host share; all hosts have one afterwards, or none has.
 
-    All members agree on the length of the slots, and on whether members share cores. Then the first member of each host
-    creates the host's file, and its name follows a tree to the others there; all map it, and agree whether they
-    could. Members must not choose different algorithms, so one refusal counts for all. It takes about 2 log2 size
-    messages each.
+    All members agree on the length of the slots, and on whether members share cores, unless the job has. Then the first
+    member of each host creates the host's file, and its name follows a tree to the others there; all map it, and agree
+    whether they could. Members must not choose different algorithms, so one refusal counts for all. It takes about
+    2 log2 size messages each.
 
     Args:
         link: messages among the members; a call has begun on it.
@@ -65,10 +78,13 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
         CallMismatchError: the ranks did not make the same call.
     """
     # Chunks are as long as slots allow, so all members, on all hosts, need the same ones.
-    agreed = fold(link, b"%d %d" % (options.slot_bytes, options.oversubscribed), _agree)
-    shortest, shares_cores = map(int, bytes(agreed).split())
-    link.shares_cores = bool(shares_cores)
-    slot_bytes = max(shortest, Segment.min_slot_bytes(link.size))
+    agreement = options.agreement
+    if agreement is None:
+        agreed = allreduce_bytes(link, b"%d %d" % (options.slot_bytes, options.oversubscribed), _agree)
+        shortest, shares_cores = map(int, bytes(agreed).split())
+        agreement = Agreement(shortest, bool(shares_cores), ())
+    link.shares_cores = agreement.shares_cores
+    slot_bytes = max(agreement.slot_bytes, Segment.min_slot_bytes(link.size))
     here = next(ranks for ranks in layout if link.rank in ranks)
     first = here[0]
     size = Segment.bytes_for(len(here), slot_bytes)
@@ -81,9 +97,17 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
                 mapping = Mapping.anonymous(size) if alone else Mapping.create(options.directory, options.job, size)
             except DistNetworkError as error:
                 why = error.message
-        mapping, trouble = _share(link, here, mapping, why, size, options.directory)
+        name = "" if mapping is None else mapping.name
+        offer = _pass_on(link, here, max(map(len, layout)), f"{name} {why}".encode()[:_MAX_REASON])
+        name, _, refused = bytes(offer).decode(errors="replace").partition(" ")
+        trouble = why or refused
+        if mapping is None and not trouble:
+            try:
+                mapping = Mapping.open(options.directory, name, size)
+            except DistNetworkError as error:
+                trouble = error.message
         refusal = b"%d " % link.rank + trouble.encode()[:_MAX_REASON] if trouble else b""
-        verdict = bytes(fold(link, refusal, lambda lower, upper: lower or upper))
+        verdict = bytes(allreduce_bytes(link, refusal, lambda lower, upper: lower or upper))
     finally:
         if link.rank == first and mapping is not None:
             mapping.release()
@@ -99,39 +123,22 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
     return None
 
 
-def _share(
-    link: MessageLink, here: tuple[int, ...], mapping: Mapping | None, why: str, size: int, directory: str
-) -> tuple[Mapping | None, str]:
-    """Pass the file of this host's first member to the others; return this member's mapping, and why it has none."""
-    offer = bytearray(_OFFER.size)
-    if link.rank == here[0]:
-        _OFFER.pack_into(offer, 0, b"" if mapping is None else mapping.name.encode(), why.encode())
-        _pass_on(link, here, offer)
-        return mapping, why
-    _pass_on(link, here, offer)
-    name, refused = (text.rstrip(b"\0").decode(errors="replace") for text in _OFFER.unpack(offer))
-    if why or refused:
-        return None, why or refused
-    try:
-        return Mapping.open(directory, name, size), ""
-    except DistNetworkError as error:
-        return None, error.message
-
-
 def _agree(lower: memoryview | bytes, upper: memoryview | bytes) -> bytes:
     """Return the shorter slots of two groups of members, and whether a member of either shares its core."""
     slots, shares_cores = zip(*(map(int, bytes(each).split()) for each in (lower, upper)), strict=True)
     return b"%d %d" % (min(slots), max(shares_cores))
 
 
-def _pass_on(link: MessageLink, here: tuple[int, ...], offer: bytearray) -> None:
-    """Send the offer of this host's first member to the other members there, along a binomial tree."""
-    place, view = here.index(link.rank), memoryview(offer)
-    first = place.bit_length()  # the step after that in which this member receives
-    if place:
-        link.exchange([], [(here[place - (1 << (first - 1))], view)])
-    members = [here[place + distance] for distance in distances(len(here))[first:] if place + distance < len(here)]
-    link.exchange([(member, view) for member in members], [])
+def _pass_on(link: MessageLink, here: Sequence[int], longest: int, offer: Payload) -> Payload:
+    """Send the offer of this host's first member to the others there, along a binomial tree; all hosts step alike."""
+    place = here.index(link.rank)
+    for distance in distances(longest):
+        to = here[place + distance] if place < min(distance, len(here) - distance) else None
+        source = here[place - distance] if distance <= place < 2 * distance else None
+        received = link.step(to, offer, source)
+        if source is not None:
+            offer = received
+    return offer
 
 
 def _refusal(layout: Layout, options: SegmentOptions) -> str:

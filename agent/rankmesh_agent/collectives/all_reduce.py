@@ -24,7 +24,7 @@ from rankmesh_agent.collectives.reduce_scatter import (
     write_other_shards,
 )
 from rankmesh_agent.collectives.reduction import combine, combine_in_place, partial_dtype
-from rankmesh_agent.collectives.rounds import partials_of, reduce_by_doubling
+from rankmesh_agent.collectives.rounds import reduce_by_doubling, to_partials
 from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -163,7 +163,7 @@ def ring_link(link: Link, array: Array, op: ReduceOp) -> None:
     dtype = partial_dtype(op, array.dtype, size)
     successor, predecessor = (rank + 1) % size, (rank - 1) % size
     split = shards(array.size, size)
-    total = partials_of(array, op, dtype)
+    total = to_partials(array, op, dtype)
     link.arrive()
     for step in range(1, size):
         sent, mine = split[rank - step + 1], split[rank - step]
@@ -189,7 +189,7 @@ def halving_link(link: Link, array: Array, op: ReduceOp) -> None:
     dtype = partial_dtype(op, array.dtype, size)
     power = 1 << (size.bit_length() - 1)
     paired = size - power
-    total = partials_of(array, op, dtype)
+    total = to_partials(array, op, dtype)
     link.arrive()
     if rank < 2 * paired:
         if rank % 2 == 0:

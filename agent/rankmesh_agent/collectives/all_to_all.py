@@ -9,7 +9,7 @@ from struct import Struct
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, DirectLink, Link, as_bytes
-from rankmesh_agent.collectives.rounds import fold, transpose
+from rankmesh_agent.collectives.rounds import allreduce_bytes, transpose
 from rankmesh_agent.shared_memory.segment import NOT_EXPOSED, PRIVATE, Exposure, Segment
 from rankmesh_agent.shared_memory.slots import CallMismatchError
 
@@ -182,7 +182,9 @@ def bruck_link(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) ->
     lengths = transpose(link, sent.view(np.uint8).reshape(link.size, -1))
     if lengths.tobytes() != expected.tobytes():
         raise CallMismatchError  # every rank raises it, since no other one ends the next step
-    longest = fold(link, b"%d" % sent.max(), lambda lower, upper: max(lower, upper, key=lambda each: int(bytes(each))))
+    longest = allreduce_bytes(
+        link, b"%d" % sent.max(), lambda lower, upper: max(lower, upper, key=lambda each: int(bytes(each)))
+    )
     width = int(bytes(longest)) * inputs[0].itemsize
     if width <= _ROW:
         rows = np.zeros((link.size, width), np.uint8)

@@ -15,7 +15,7 @@ from rankmesh_agent.collectives import broadcast as broadcast_link
 from rankmesh_agent.collectives.hosts import HierarchicalLink
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, partial_dtype
-from rankmesh_agent.collectives.rounds import fold_partials
+from rankmesh_agent.collectives.rounds import allreduce_partials
 from rankmesh_agent.wire.ops import ReduceOp
 
 _OCTET = np.dtype(np.uint8)
@@ -108,7 +108,7 @@ def _reduced(topology: HierarchicalLink, array: Array, op: ReduceOp) -> Array:
     def reduce_here(slots: Sequence[Array], response: Array) -> None:
         total = np.empty(array.size, partial_dtype(op, array.dtype, topology.size))
         combine_to_partial(op, [slot.view(array.dtype) for slot in slots], total)
-        total = fold_partials(topology.leader_link, total, op)
+        total = allreduce_partials(topology.leader_link, total, op)
         combine_partials(op, [total], topology.size, response.view(array.dtype))
 
     return _by_leader(topology, array.view(_OCTET), array.nbytes, array.nbytes, reduce_here).view(array.dtype)

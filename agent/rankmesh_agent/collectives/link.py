@@ -101,7 +101,7 @@ class DirectLink(Link):
         self,
         root: int,
         payload: memoryview | bytes,
-        decide: Callable[[list[memoryview | bytes]], memoryview | bytes | list[memoryview | bytes]],
+        respond: Callable[[list[memoryview | bytes]], memoryview | bytes | list[memoryview | bytes]],
     ) -> memoryview | bytes:
         """Arrive at the call by way of one rank, which receives all payloads and responds to every rank.
 
@@ -110,7 +110,7 @@ class DirectLink(Link):
         Args:
             root: group rank of the root.
             payload: bytes for the root, at most frames.SMALL.
-            decide: callback of the root that maps the payloads, by rank, to the response, or to those by rank, of at
+            respond: callback of the root that maps the payloads, by rank, to the response, or to those by rank, of at
                 most frames.SMALL bytes.
 
         Returns:

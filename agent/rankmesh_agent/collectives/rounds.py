@@ -58,7 +58,7 @@ class Rounds:
         return self.step((link.rank + distance) % link.size, payload, (link.rank - distance) % link.size, nbytes)
 
 
-def fold(link: Link, payload: Payload, merge: Merge, most: int = 0) -> Payload:
+def allreduce_bytes(link: Link, payload: Payload, merge: Merge, most: int = 0) -> Payload:
     """Merge the payloads of all ranks, in the order of a tree that is the same at all ranks (recursive doubling).
 
     Of numbers of ranks that are no power of two, the first ranks merge in pairs before, and share the result after.
@@ -72,7 +72,7 @@ def fold(link: Link, payload: Payload, merge: Merge, most: int = 0) -> Payload:
         most: bytes of every payload; at most frames.SMALL if they differ.
     """
     if link.shares_cores and most <= SMALL:
-        return fold_by_tree(link, payload, merge)
+        return allreduce_bytes_by_tree(link, payload, merge)
     rank, size = link.rank, link.size
     rounds = Rounds(link, most)
     power = 1 << (size.bit_length() - 1)
@@ -98,8 +98,8 @@ def fold(link: Link, payload: Payload, merge: Merge, most: int = 0) -> Payload:
     return payload
 
 
-def fold_by_tree(link: Link, payload: Payload, merge: Merge) -> Payload:
-    """Merge the payloads of all ranks at rank 0, along a binomial tree, and send the result back; see ``fold``.
+def allreduce_bytes_by_tree(link: Link, payload: Payload, merge: Merge) -> Payload:
+    """Merge the payloads of all ranks at rank 0, along a binomial tree, and send the result back.
 
     Steps: 2 log2 size. Each rank sends its bytes once, and those of the result log2 size times at most: the fewest
     messages, 2 (size - 1) in total.
@@ -121,23 +121,23 @@ def fold_by_tree(link: Link, payload: Payload, merge: Merge) -> Payload:
 
 
 def reduce_by_doubling(link: Link, array: Array, op: ReduceOp) -> None:
-    """Reduce an array over all ranks in the order of ``fold``; the partial results travel with their precision."""
-    total = partials_of(array, op, partial_dtype(op, array.dtype, link.size))
-    combine_partials(op, [fold_partials(link, total, op)], link.size, array)
+    """Reduce an array over all ranks in the order of ``allreduce_bytes``."""
+    total = to_partials(array, op, partial_dtype(op, array.dtype, link.size))
+    combine_partials(op, [allreduce_partials(link, total, op)], link.size, array)
 
 
-def fold_partials(link: Link, total: Array, op: ReduceOp) -> Array:
-    """Return the partial result of all ranks; see ``fold``."""
+def allreduce_partials(link: Link, total: Array, op: ReduceOp) -> Array:
+    """Return the partial result of all ranks; see ``allreduce_bytes``."""
 
     def merged(lower: Payload, upper: Payload) -> Payload:
         result = np.empty_like(total)
         combine_to_partial(op, [np.frombuffer(part, np.uint8).view(total.dtype) for part in (lower, upper)], result)
         return as_bytes(result)
 
-    return np.frombuffer(fold(link, as_bytes(total), merged, total.nbytes), np.uint8).view(total.dtype)
+    return np.frombuffer(allreduce_bytes(link, as_bytes(total), merged, total.nbytes), np.uint8).view(total.dtype)
 
 
-def partials_of(array: Array, op: ReduceOp, dtype: np.dtype[Any]) -> Array:
+def to_partials(array: Array, op: ReduceOp, dtype: np.dtype[Any]) -> Array:
     """Return an array as partial results: itself if its dtype is theirs."""
     if dtype == array.dtype:
         return array

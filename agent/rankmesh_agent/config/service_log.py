@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from rankmesh_agent.wire.printable import printable
+from rankmesh_agent.wire.printable import printable_lines
 
 
 class _LineFormatter(logging.Formatter):
     """Formats records as lines, in which names and reasons of other processes cannot control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record), lines=True)
+        return printable_lines(super().format(record))
 
 
 def log_to_stderr() -> None:

@@ -42,7 +42,7 @@ class LocalCommunicator(Communicator, FrameSink):
 
     Args:
         state: of the group.
-        timeout: default seconds a call may take.
+        timeout: see Communicator.
 
     Attributes:
         engine, recorder: those of the state.
@@ -71,7 +71,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self._left = self._closed = False
         self.recorder.add_group(self)
         engine.register_sink(group, self)
-        engine.own_waits.append(self._waits)
+        engine.status_sources.append(self._statuses)
 
     def use_backend(self, backend: Backend) -> None:
         """See Communicator; a backend with a transport for messages carries these, too."""
@@ -117,7 +117,11 @@ class LocalCommunicator(Communicator, FrameSink):
         if backend is not None:
             self.use_backend(backend)
             if backend.segment is not None:
-                self.set_up(lambda shared: shared.probe_reads(), timeout)
+                processes = options.agreement.processes if options.agreement is not None else ()
+                if processes:
+                    backend.segment.allow_reads([processes[rank] for rank in self.ranks])
+                else:
+                    self.set_up(lambda shared: shared.probe_reads(), timeout)
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         queue, shared = self.queue, self._segment_options
@@ -181,7 +185,7 @@ class LocalCommunicator(Communicator, FrameSink):
             self.state.mark_destroyed()
         self.engine.unregister_sink(self.id)
         with self.engine.lock:
-            self.engine.own_waits.remove(self._waits)
+            self.engine.status_sources.remove(self._statuses)
 
     def close(self) -> None:
         self.leave()
@@ -192,8 +196,8 @@ class LocalCommunicator(Communicator, FrameSink):
         self.state.forget_wait()
         self.recorder.remove_group(self)
 
-    def _waits(self) -> list[Status]:
-        return self.state.waits() + self.messages.waits()
+    def _statuses(self) -> list[Status]:
+        return self.state.statuses() + self.messages.statuses()
 
     def end_in_child(self) -> None:
         self._closed = True
@@ -211,7 +215,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.queue.backend.on_peer_lost()
 
     def exposed_to(self) -> set[int]:
-        return self.matcher.exposed_to()
+        return {announced.rank for announced in self.matcher.announced.values()}
 
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         opcode = header.opcode

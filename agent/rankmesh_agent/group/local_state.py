@@ -42,11 +42,8 @@ class LocalGroupState(GroupState):
 
     Args:
         engine: the progress engine.
-        group: id of the group.
-        name: name of the group.
-        ranks: ranks of the members, by group rank.
         members: addresses and processes of the ranks, for error messages.
-        recorder: records the calls.
+        group, name, ranks, recorder: see GroupState.
 
     Attributes:
         departed: the ranks that have left the group, but not the job.
@@ -81,28 +78,28 @@ class LocalGroupState(GroupState):
     def check(self, missing: Callable[[], list[int]]) -> None:
         engine = self.engine
         self._latest_wait = self.seq, missing
-        engine.progress()
-        self.raise_if_failed()
+        if self.failure is None:
+            engine.progress()
+        if self.failure is not None:
+            raise without_traceback(self.failure)
         if engine.closed:
             raise GroupAbortedError("this process has left the job")
         waiting_for = [self.ranks[member] for member in missing()]
         if not waiting_for:
             return  # the last one came meanwhile, and may have left since
         during = f"{self.call.name} #{self.seq}"
-        self.raise_if_peer_lost(waiting_for, during)
-        if self.deadline.expired():
-            raise self.own_limit_or(self.timeout_error(waiting_for, during, self.deadline, self.seq))
-        if self._asked != self.seq and self._deadline_is_near():
+        if engine.lost_peers or self.departed:
+            self.raise_if_peer_lost(waiting_for, during)
+        deadline = self.deadline
+        if deadline.expired():
+            raise self.timeout_error(waiting_for, during, deadline, self.seq, own=True)
+        # A short deadline leaves no time to ask other ranks for their waits.
+        if self._asked != self.seq and deadline.seconds >= MIN_SECONDS and deadline.remaining() <= ASK_SECONDS:
             self._asked = self.seq
             with engine.lock:
-                engine.waits.inquire(waiting_for)
+                engine.wait_graph.inquire(waiting_for)
 
-    def _deadline_is_near(self) -> bool:
-        """Return whether other ranks are to be asked for their waits; a short deadline leaves no time for that."""
-        deadline = self.deadline
-        return deadline.seconds >= MIN_SECONDS and deadline.remaining() <= ASK_SECONDS
-
-    def waits(self) -> list[Status]:
+    def statuses(self) -> list[Status]:
         """Return the wait of the call under way, as other ranks are answered. With the engine's lock held."""
         if self.started_at is None:
             return []
@@ -126,66 +123,63 @@ class LocalGroupState(GroupState):
 
     def _hopeless(self) -> bool:
         """Return whether the latest wait cannot end well. With the engine's lock held."""
-        if self.failure is None and not self.engine.lost_peers and not self.departed:
+        if self.failure is not None:
+            return True
+        if not self.engine.lost_peers and not self.departed:
             return False
-        return self.cannot_complete([self.ranks[member] for member in self._latest_wait[1]()])
+        return bool(self.gone([self.ranks[member] for member in self._latest_wait[1]()]))
 
     def raise_if_peer_lost(self, waiting_for: Sequence[int], during: str, *, any_will_do: bool = False) -> None:
         """Raise if a rank that is waited for is lost; where any of them will do, if all are."""
-        lost = [rank for rank in waiting_for if self.is_gone(rank)]
-        if lost and (len(lost) == len(waiting_for) or not any_will_do):
+        lost = self.gone(waiting_for, any_will_do=any_will_do)
+        if lost:
             self.engine.progress()  # a rank may have left because another died: that is the failure then
             self.raise_if_failed()
             raise self._peer_lost_error(lost[0], f"during {during}")
 
     def cannot_complete(self, waiting_for: Sequence[int], *, any_will_do: bool = False) -> bool:
         """Return whether a wait for these ranks cannot end well. With the engine's lock held."""
-        if self.failure is not None:
-            return True
-        lost = [self.is_gone(rank) for rank in waiting_for]
-        return bool(lost) and (all(lost) if any_will_do else any(lost))
+        return self.failure is not None or bool(self.gone(waiting_for, any_will_do=any_will_do))
 
-    def is_gone(self, rank: int) -> bool:
-        """Return whether a rank has left the group or the job, or is lost."""
-        return rank in self.engine.lost_peers or rank in self.departed
+    def gone(self, ranks: Sequence[int], *, any_will_do: bool = False) -> list[int]:
+        """Return those of the ranks that have left the group or the job, or are lost; if any will do, none or all."""
+        lost_peers, departed = self.engine.lost_peers, self.departed
+        gone = [rank for rank in ranks if rank in lost_peers or rank in departed]
+        return [] if any_will_do and len(gone) < len(ranks) else gone
 
     def timeout_error(
-        self, waiting_for: Sequence[int], during: str, deadline: Deadline, seq: int | None
-    ) -> CollectiveTimeoutError:
+        self, waiting_for: Sequence[int], during: str, deadline: Deadline, seq: int | None, *, own: bool = False
+    ) -> CollectiveTimeoutError | DescriptorLimitError:
         """Return the error of a deadline that passed: it lists the ranks that hold it up, and those that arrived.
 
-        It names the ranks that have no free descriptor, if there are any, in place of those that are late.
+        It names the ranks that have no free descriptor, if there are any, in place of those that are late. For the
+        operation's ``own`` deadline it is a DescriptorLimitError if they include this rank.
         """
-        waits = self.engine.waits
+        graph = self.engine.wait_graph
         with self.engine.lock:
-            blamed, present, elsewhere, limits = waits.stragglers(
+            blamed, present, elsewhere, exhausted = graph.stragglers(
                 waiting_for, self.group, -1 if seq is None else seq, deadline.at - deadline.seconds
             )
-        numbers = waits.numbers | dict(zip(self.ranks, self.global_ranks, strict=True))
+        numbers = graph.numbers | dict(zip(self.ranks, self.global_ranks, strict=True))
         described = blamed if len(blamed) <= FEW else blamed[:_DESCRIBED]
         names = ", ".join(map(self._describe, described))
         if len(blamed) > len(described):
             names += f" and ranks {', '.join(ranges(numbers.get(rank, rank) for rank in blamed[_DESCRIBED:]))}"
-        missing = {*blamed, *(rank for rank in waiting_for if rank not in present)}
+        missing = {*blamed} | ({*waiting_for} - present)
         arrived = shortened([numbers[rank] for rank in self.ranks if rank not in missing])
         unaddressed = self.engine.unaddressed
         others = [f"rank {numbers.get(rank, rank)} waits in {wait.text}" for rank, wait in elsewhere.items()][:FEW]
-        others += [f"{self._describe(rank)} reports: {limit}" for rank, limit in limits.items()][:FEW]
+        others += [f"{self._describe(rank)} reports: {report}" for rank, report in exhausted.items()][:FEW]
         others += [f"rank {numbers[rank]}: {unaddressed[rank]}" for rank in waiting_for if rank in unaddressed][:FEW]
-        return CollectiveTimeoutError(
+        kind = DescriptorLimitError if own and self.engine.rank in exhausted else CollectiveTimeoutError
+        return kind(
             f"{during} in group {self.name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
             + "; ".join([f"arrived: {arrived or 'none'}", *others]),
-            ranks=[numbers.get(rank, rank) for rank in limits or blamed],
+            ranks=[numbers.get(rank, rank) for rank in exhausted or blamed],
             op=during.partition(" ")[0],
             group=self.name,
             seq=seq,
         )
-
-    def own_limit_or(self, error: CollectiveTimeoutError) -> DistError:
-        """Return an error of this rank's deadline as a DescriptorLimitError, if that names this rank."""
-        if self.global_rank(self.engine.rank) not in error.ranks:
-            return error
-        return DescriptorLimitError(error.message, **error.details())
 
     def on_peer_lost(self, rank: int) -> None:
         """Record that a peer is lost; a member that died ends the group. With the engine's lock held."""
@@ -203,9 +197,19 @@ class LocalGroupState(GroupState):
     def on_abort(self, payload: bytes) -> None:
         """Record the failure that another member reports, and pass it on. With the engine's lock held."""
         first, self._abort_sent = not self._abort_sent, True
-        self.fail(_decode_failure(payload))
+        self.fail(self._with_own_limit(_decode_failure(payload)))
         if first and self.engine.on_demand:
-            self._send_to_all([self._abort_header(len(payload)), payload], pass_on=True)
+            self._send_to_all(payload, relay=True)
+
+    def _with_own_limit(self, failure: DistError) -> DistError:
+        """Return another rank's failure, with the limit of this rank if that names it and has no free descriptor."""
+        me = self.engine.rank
+        limit = self.engine.wait_graph.exhausted(0.0).get(me)
+        if limit is None or type(failure) is not GroupAbortedError or self.global_rank(me) not in failure.ranks:
+            return failure
+        report = f"; {self._describe(me)} reports: {limit}"
+        text = failure.message if report in failure.message else failure.message + report
+        return DescriptorLimitError(text, **failure.details())
 
     def on_departure(self, rank: int, payload: bytes) -> None:
         """Record that a member has left the group: waits that need it end. With the engine's lock held."""
@@ -213,13 +217,12 @@ class LocalGroupState(GroupState):
 
     def leave(self, how: Goodbye) -> None:
         """Inform the members that this rank leaves the group, unless it has failed."""
-        payload, epoch = how.encode(), self.engine.epoch
-        header = frames.encode(Opcode.ABORT, group=self.group, epoch=epoch, part=goodbye.GROUP, length=len(payload))
+        payload = how.encode()
         with self.engine.lock:
             if self.failure is None:
-                self._send_to_all([header, payload])
+                frame = self._send_to_all(payload, goodbye.GROUP)
                 if self.engine.on_demand:
-                    self.engine.departures.append((self.ranks, [header, payload]))
+                    self.engine.departures.append((self.ranks, frame))
 
     def mark_destroyed(self) -> None:
         """See GroupState. The goodbye of this rank gives the reason, not the calls that fail here now."""
@@ -261,10 +264,9 @@ class LocalGroupState(GroupState):
         """Record the failure, and send an error to the members unless they know. With the engine's lock held."""
         if self.failure is None:
             self.fail(without_traceback(failure))
-        if not self._abort_sent:
-            self._abort_sent = True
-            payload = json_text.encode(to_frame(sent))
-            self._send_to_all([self._abort_header(len(payload)), payload], pass_on=True)
+        informed, self._abort_sent = self._abort_sent, True
+        if not informed and {*self.ranks} - self.engine.lost_peers.keys() - {self.engine.rank}:
+            self._send_to_all(json_text.encode(to_frame(sent)), relay=True)
 
     def broadcast_abort(self) -> None:
         """See GroupState. This rank may leave because of the failure, and must not be blamed.
@@ -275,17 +277,16 @@ class LocalGroupState(GroupState):
         if failure is not None and not self._abort_sent:
             self.abort(failure)
 
-    def _abort_header(self, length: int) -> bytes:
-        return frames.encode(Opcode.ABORT, group=self.group, epoch=self.engine.epoch, length=length)
-
-    def _send_to_all(self, frame: list[bytes], *, pass_on: bool = False) -> None:
-        """Send a frame to all members; in a large group to the connected ones and the neighbours, who pass it on."""
+    def _send_to_all(self, payload: bytes, part: int = 0, *, relay: bool = False) -> list[bytes]:
+        """Send an ABORT to all members; in a large group to the connected ones and the neighbours, who pass it on."""
         engine, members = self.engine, set(self.ranks) - {self.engine.rank}
+        frame = [frames.encode(Opcode.ABORT, 0, self.group, engine.epoch, part, length=len(payload)), payload]
         if engine.on_demand:
-            near = neighbours(self.ranks.index(engine.rank), len(self.ranks), 0) if pass_on else []
+            near = neighbours(self.ranks.index(engine.rank), len(self.ranks), 0) if relay else []
             members = {rank for rank in members if engine.is_connected(rank)} | {self.ranks[member] for member in near}
         for rank in sorted(members):
             engine.send(rank, frame)
+        return frame
 
     def _current_call(self) -> str:
         if self.call is START_UP:
@@ -293,12 +294,7 @@ class LocalGroupState(GroupState):
         return f"{'after' if self.started_at is None else 'during'} {self.call.name} #{self.seq}"
 
     def loss_error(self, rank: int, end: Goodbye | None = None) -> DistBackendError:
-        """Return the error of the loss of a member, whatever the group's failure. With the engine's lock held.
-
-        Args:
-            rank: the member.
-            end: of its connection; what the engine knows if left out.
-        """
+        """Return the error of the loss of a member, by default as the engine knows its end. With the lock held."""
         return self._peer_lost_error(rank, self._current_call(), end)
 
     def _peer_lost_error(self, rank: int, when: str, end: Goodbye | None = None) -> DistBackendError:
@@ -320,13 +316,11 @@ class LocalGroupState(GroupState):
             ranks = first.ranks
         return kind(f"{text} {when} in group {self.name!r}", ranks=ranks, op=when.split(" ")[1], group=self.name)
 
-    def _number(self, rank: int) -> int:
-        """Return the number by which errors name a rank, which need not be a member."""
-        return self.global_rank(rank) if rank in self.ranks else self.engine.waits.numbers.get(rank, rank)
-
     def _describe(self, rank: int) -> str:
+        """Return a rank, which need not be a member, as errors name it."""
         member = self._members.get(rank)
-        number = self._number(rank)
+        ranks, others = self.ranks, self.engine.wait_graph.numbers
+        number = self.global_ranks[ranks.index(rank)] if rank in ranks else others.get(rank, rank)
         return member.described(number) if member is not None else f"rank {number}"
 
 

@@ -138,7 +138,7 @@ class GroupMessages:
         text = "" if error is None else error_text(error)
         self.state.recorder.record((owner, message, seq, started, ended, text, nbytes))
 
-    def waits(self) -> list[Status]:
+    def statuses(self) -> list[Status]:
         """Return the waits for messages, as other ranks are answered. With the engine's lock held."""
         state, me = self.state, self.state.engine.rank
         waits = []
@@ -239,11 +239,11 @@ class PendingMessage:
             settled: Callable[[], bool] = lambda: transfer.done or state.cannot_complete(partners, any_will_do=True)  # noqa: E731
             try:
                 if deadline.seconds >= MIN_SECONDS and len(partners) == 1:
-                    early = Deadline.__new__(Deadline)  # not its __init__, a call more: most messages come here
-                    early.at = deadline.at - ASK_SECONDS
-                    if not self._transport.wait(settled, early):
+                    ask_by = Deadline.__new__(Deadline)  # not its __init__, a call more: most messages come here
+                    ask_by.at = deadline.at - ASK_SECONDS
+                    if not self._transport.wait(settled, ask_by):
                         with state.engine.lock:
-                            state.engine.waits.inquire(partners)
+                            state.engine.wait_graph.inquire(partners)
                         self._transport.wait(settled, deadline)
                 else:
                     self._transport.wait(settled, deadline)
@@ -256,14 +256,14 @@ class PendingMessage:
         state.raise_if_peer_lost(partners, describe(self.record), any_will_do=True)
         if deadline is None:
             return False
-        error = state.timeout_error(partners, describe(self.record), deadline, None)
-        raise state.own_limit_or(error) if deadline is self.deadline and not to_itself else error
+        own = deadline is self.deadline and not to_itself
+        raise state.timeout_error(partners, describe(self.record), deadline, None, own=own)
 
     def abandon(self, error: BaseException) -> None:
         """Undo a message that no thread will wait for; if its data is on the way, end the group."""
         engine = self._state.engine
         with engine.lock:
             undone = self._transport.cancel(self.transfer)
-            undone |= all(self._state.is_gone(rank) for rank in self.partners)
+            undone |= bool(self._state.gone(self.partners, any_will_do=True))
         if not undone:
             self._state.abort(error)

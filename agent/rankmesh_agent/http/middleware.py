@@ -161,6 +161,7 @@ class SecurityMiddleware:
     ) -> None:
         self._app = app
         self._credentials = Credentials.of(token)
+        self._secured = bool(self._credentials)
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
         self._policy = policy
         self._open = OPEN_PATHS.union(policy.open_paths)
@@ -213,16 +214,20 @@ class SecurityMiddleware:
         if refusal is not None and scope["path"] not in OPEN_PATHS:
             warn_refused(refusal)
             raise _RejectedError(problem_of(refusal))
-        headers = _joined(scope["headers"])
+        headers = dict(scope["headers"])
+        if len(headers) < len(scope["headers"]):
+            headers = _joined(scope["headers"])
         headers[b"authorization"] = self._policy.translate(headers.get(b"authorization", b""), scope)
         self._check_site(headers)
         held = self._bearer_grant(headers)
-        in_clear = bool(self._credentials) and not self._is_private(scope)
+        in_clear = self._secured and not self._is_private(scope)
         if scope["path"] not in self._open:
             if held is None:
                 self._reject_unauthenticated(scope, headers)
             else:
-                _check_role(held, self._policy.role_of(scope["method"], scope["path"]), in_clear)
+                needed = self._policy.role_of(scope["method"], scope["path"])
+                if in_clear or held.role < needed:
+                    _reject_role(held, needed, in_clear)
                 state["grant"] = held
                 if held.job is not None:
                     try:
@@ -247,7 +252,7 @@ class SecurityMiddleware:
     def _bearer_grant(self, headers: dict[bytes, bytes]) -> Grant | None:
         """Return what a request's bearer token permits; None without a token of this job, if it has one."""
         authorization = headers.get(b"authorization", b"")
-        if self._credentials and not authorization.startswith(_BEARER):
+        if self._secured and not authorization.startswith(_BEARER):
             return None
         return self._credentials.grant_of(authorization[len(_BEARER) :].decode(errors="replace"))
 
@@ -319,7 +324,7 @@ def _too_late() -> Problem:
     return problem(408, "body-timeout", text, retryable=True)
 
 
-def _check_role(held: Grant, needed: Role, in_clear: bool) -> None:
+def _reject_role(held: Grant, needed: Role, in_clear: bool) -> NoReturn:
     if in_clear:
         text = (
             "a bearer token is accepted from this host (127.0.0.1, or through 'ssh -L'), over https ('rankmesh token "
@@ -327,13 +332,12 @@ def _check_role(held: Grant, needed: Role, in_clear: bool) -> None:
             "declares private at the server; the 'rankmesh' command works from everywhere, as it uses TLS itself"
         )
         raise _RejectedError(problem(403, "cleartext-token", text))
-    if held.role < needed:
-        remedy = " ('rankmesh token --job JOB --lease ID' prints it)" if needed is Role.LEASE else ""
-        text = (
-            f"this needs a credential of the role {needed.name.lower()!r}{remedy}; the one given has the role "
-            f"{held.role.name.lower()!r}"
-        )
-        raise _RejectedError(problem(403, "forbidden-role", text))
+    remedy = " ('rankmesh token --job JOB --lease ID' prints it)" if needed is Role.LEASE else ""
+    text = (
+        f"this needs a credential of the role {needed.name.lower()!r}{remedy}; the one given has the role "
+        f"{held.role.name.lower()!r}"
+    )
+    raise _RejectedError(problem(403, "forbidden-role", text))
 
 
 async def send_problem(document: Problem, send: Send) -> None:

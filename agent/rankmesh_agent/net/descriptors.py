@@ -79,7 +79,7 @@ def limit_text() -> str:
 
 
 @contextlib.contextmanager
-def limit_named(subject: str) -> Iterator[None]:
+def convert_emfile(subject: str) -> Iterator[None]:
     """Raise DescriptorLimitError, whose text begins with ``subject``, where a block fails for want of descriptors."""
     try:
         yield
@@ -89,7 +89,7 @@ def limit_named(subject: str) -> Iterator[None]:
 
 
 def raise_if_exhausted(error: BaseException, subject: str) -> None:
-    """Raise DescriptorLimitError if the cause of an error is that there is no free descriptor; see ``limit_named``."""
+    """Raise DescriptorLimitError if the cause of an error is that no descriptor is free; see ``convert_emfile``."""
     if isinstance(error, DescriptorLimitError):
         raise error
     if is_exhausted(error):

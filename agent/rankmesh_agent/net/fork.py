@@ -75,10 +75,7 @@ def close_in_children(file: D) -> D:
 
 
 def _close_copies() -> None:
-    """Replace the descriptors of the parent's sockets by /dev/null.
-
-    To close them would leave their numbers to other files, which the sockets' objects may then close.
-    """
+    """Replace the descriptors of the parent's sockets by /dev/null: closed ones may become those of other files."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for file in list(_closed_in_children):
         try:

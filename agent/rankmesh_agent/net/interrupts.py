@@ -9,43 +9,38 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import FrameType
 
-_deliver: Callable[[], None] | None = None
-"""Ends the deferral and delivers a recorded interrupt; None while nothing is deferred."""
+_active: interrupts_deferred | None = None
+"""The block that defers interrupts now."""
 
 
-@contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Defer SIGINT to the end of the block. No effect in threads other than the main one."""
-    global _deliver
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler) or _deliver is not None:
-        yield
-        return
-    frames: list[FrameType | None] = []
+class interrupts_deferred:  # noqa: N801  # as contextlib's
+    """Context manager that defers SIGINT to the end of its block. No effect in threads other than the main one."""
 
-    def record(number: int, frame: FrameType | None) -> None:
-        frames.append(frame)
+    def __enter__(self) -> None:
+        global _active
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and callable(handler) and _active is None:
+            self._handler = handler
+            self._frames: list[FrameType | None] = []
+            signal.signal(signal.SIGINT, self._record)
+            _active = self
 
-    def deliver() -> None:
-        global _deliver
-        _deliver = None
-        signal.signal(signal.SIGINT, handler)
-        if frames:
-            handler(signal.SIGINT, frames[0])
+    def __exit__(self, *_: object) -> None:
+        """Deliver a recorded interrupt."""
+        global _active
+        if _active is self:
+            _active = None
+            signal.signal(signal.SIGINT, self._handler)
+            if self._frames:
+                self._handler(signal.SIGINT, self._frames[0])
 
-    signal.signal(signal.SIGINT, record)
-    _deliver = deliver
-    try:
-        yield
-    finally:
-        deliver()
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self._frames.append(frame)
 
 
 def deliver_interrupts() -> None:
     """Stop deferring in a process that was forked inside such a block."""
-    if _deliver is not None:
-        _deliver()
+    if _active is not None:
+        _active.__exit__()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rankmesh_agent.config.addresses import is_loopback
 from rankmesh_agent.config.tls import client_scheme, server_scheme
-from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
+from rankmesh_agent.net.descriptors import convert_emfile, raise_if_exhausted
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
@@ -54,7 +54,7 @@ def bind(host: str, port: int, *, purpose: str) -> socket.socket:
     except (socket.gaierror, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise DistNetworkError(f"{purpose}, but cannot resolve {host!r}: {why}", address=host) from error
-    with limit_named(purpose):
+    with convert_emfile(purpose):
         listener = close_in_children(socket.socket(family, kind, protocol))
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

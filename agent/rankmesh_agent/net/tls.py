@@ -188,10 +188,8 @@ def _token_context(
 
 @functools.lru_cache(8)
 def _choosing_context(credentials: Credentials, names: tuple[str, ...], mutual: bool) -> TlsContext:
-    """Return a server's context that shows each client a certificate of the authority that it names.
-
-    A client that names none, such as curl, gets one of the token's. It sends its credential, as it has no certificate.
-    """
+    """Return a server's context that shows each client a certificate of the authority that it names."""
+    # A client that names none, such as curl, gets one of the token's; without a certificate it sends its credential.
 
     def choose(tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> int | None:
         if name is None or not name.endswith(NAMES):

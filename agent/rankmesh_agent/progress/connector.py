@@ -130,7 +130,7 @@ class Connector(threading.Thread):
             NoSharedMemoryError: this process has no room for shared memory, and no other transport is allowed.
         """
         self._engine = engine
-        engine.connect_by(self._dial, len(self._members) + 1, on_demand=len(ranks) < len(self._members))
+        engine.dial, engine.on_demand = self._dial, len(ranks) < len(self._members)
         with engine.lock:
             engine.connect(rank for rank in ranks if rank < self._me.rank)
         self.start()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 import select
 import threading
@@ -34,26 +35,24 @@ from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
 
+Test = Callable[[], bool]
+Action = Callable[[], object]
 _DRAIN_SECONDS = 0.001
 _UNCONNECTED = Unconnected()
 _MAX_DEPARTURES = 256
-SILENT_SECONDS = 8.0
-"""Seconds that a peer's host may leave packets unanswered; with the time before, about FAILED_SECONDS."""
+_OUTGOING = operator.attrgetter("outgoing")
 
 
 class _Peers(dict[int, FramedConnection]):
-    """The peers by rank; one that is not connected yet comes into being when it is looked up.
+    """The peers of an engine by rank; it connects to one that is looked up and not connected yet."""
 
-    Args:
-        connect: makes it, and asks for a connection to it.
-    """
-
-    def __init__(self, connect: Callable[[int], FramedConnection]) -> None:
+    def __init__(self, engine: ProgressEngine) -> None:
         super().__init__()
-        self._connect = connect
+        self._engine = engine
 
     def __missing__(self, rank: int) -> FramedConnection:
-        peer = self[rank] = self._connect(rank)
+        self._engine.dial(rank)
+        peer = self[rank] = FramedConnection(rank, _UNCONNECTED, self._engine.eager_limit)
         return peer
 
 
@@ -63,69 +62,66 @@ class ProgressEngine:
     Args:
         rank: this process's global rank.
         epoch: the job's epoch; frames of another epoch are dropped.
-        connections: those that there are, by rank.
+        world_size: number of ranks.
         eager_limit: largest EAGER payload in bytes.
         oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
 
     Attributes:
         lock: guards the engine and the groups' messages.
-        calls: number of calls of the foreground so far.
-        polls: number of polls so far.
+        call_count: number of calls of the foreground so far.
+        poll_count: number of polls so far.
         driven: whether a thread drives the engine.
         closed: whether the engine is closed.
         lost_peers: how the peers have ended that have: by their GOODBYE, or as the end of the connection shows.
         lost_at: when, by the monotonic clock.
+        dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock held.
         on_demand: whether ranks connect on demand, so that some may not be connected after the join.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
         ends: an epoll descriptor that reports the end of connections, see ended_connections.
         on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
         departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
             ranks that connect later get it, too.
-        waits: which ranks the other ranks wait for.
-        own_waits: return the waits of each group of this process.
+        wait_graph: which ranks the other ranks wait for.
+        status_sources: return the calls and messages of this process that wait.
     """
+
+    dial: Callable[[int], None]
 
     def __init__(
         self,
         rank: int,
         epoch: int,
-        connections: dict[int, Connection],
+        world_size: int,
         *,
         eager_limit: int,
         oversubscribed: bool = True,
     ) -> None:
         self.rank = rank
         self.epoch = epoch
+        self.world_size = world_size
         self.eager_limit = eager_limit
         self.lost_peers: dict[int, Goodbye] = {}
         self.lost_at: dict[int, float] = {}
         self.on_peer_failure: Callable[[], None] = lambda: None
         self.on_demand = False
         self.unaddressed: dict[int, str] = {}
-        self._dial: Callable[[int], None] | None = None
-        self._world_size = 0
         self._oversubscribed = oversubscribed
-        self._peers = _Peers(self._unconnected)
-        for peer, connection in connections.items():
-            if not oversubscribed:
-                connection.use_own_cores()
-            self._peers[peer] = FramedConnection(peer, connection, eager_limit)
+        self._peers = _Peers(self)
         # Reentrant because an RLock knows its owner, which a wait interrupted by Ctrl-C needs.
         self.lock = threading.RLock()
-        self.calls = 0
-        self.polls = 0
+        self.call_count = 0
+        self.poll_count = 0
         self.driven = False
         self.closed = False
         self._changed = threading.Condition(self.lock)
         self._followers = 0
-        self._poller = Poller(self.lock, self._peers.values(), oversubscribed)
+        self._poller = Poller(self.lock, oversubscribed)
         self.ends = self._poller.ends
-        self._background = ProgressThread(self)
-        self._sinks = SinkTable(epoch, self._on_goodbye, self._on_violation)
-        self._sink_for = self._sinks.sink_for
-        self.own_waits: list[Callable[[], list[Status]]] = []
-        self.waits = WaitGraph(self)
-        self._sinks.add(wait_graph.GROUP, self.waits)
+        self._sinks = SinkTable(epoch, self._on_goodbye)
+        self.background = ProgressThread(self, self._sinks.sinks)
+        self.status_sources: list[Callable[[], list[Status]]] = []
+        self.wait_graph = WaitGraph(self)
+        self._sinks.add(wait_graph.GROUP, self.wait_graph)
         self.departures: deque[tuple[tuple[int, ...], list[bytes]]] = deque(maxlen=_MAX_DEPARTURES)
         self._goodbye: list[bytes] = []
 
@@ -142,17 +138,6 @@ class ProgressEngine:
         with self.lock:  # a descriptor that is closed may become that of another rank
             return self._poller.ended()
 
-    def connect_by(self, dial: Callable[[int], None], world_size: int, *, on_demand: bool) -> None:
-        """Connect to other ranks by a function.
-
-        Args:
-            dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock
-                held.
-            world_size: number of ranks.
-            on_demand: the attribute.
-        """
-        self._dial, self._world_size, self.on_demand = dial, world_size, on_demand
-
     def add_connection(self, rank: int, connection: Connection) -> None:
         """Use a connection that has been made."""
         with self.lock:
@@ -160,7 +145,7 @@ class ProgressEngine:
                 connection.close()
                 return
             if not self._oversubscribed:
-                connection.use_own_cores()
+                connection.use_aggressive_mode()
             peer = self._peers.setdefault(rank, FramedConnection(rank, connection, self.eager_limit))
             peer.connection = connection
             self._poller.add(peer)
@@ -172,10 +157,10 @@ class ProgressEngine:
                 self.send(rank, self._goodbye)
             self._poller.wake_sleeper()
 
-    def lose(self, rank: int, end: Goodbye) -> None:
-        """Record the end of a rank that is not connected; does nothing if it is, or is lost already."""
+    def lose(self, rank: int, end: Goodbye, *, connected: bool = False) -> None:
+        """Record the end of a rank, unless it is lost already; if it is connected, only with ``connected``."""
         with self.lock:
-            if not self.is_connected(rank):
+            if connected or not self.is_connected(rank):
                 peer = self._peers.get(rank)
                 self._drop_peer(FramedConnection(rank, _UNCONNECTED, 0) if peer is None else peer, end)
                 self._poller.wake_sleeper()
@@ -193,13 +178,12 @@ class ProgressEngine:
             sink = self._sinks.drop(group)
             for rank in () if sink is None else sink.exposed_to():
                 self.revoke(rank)
-            self._background.drop_group(group)
             for rank, peer in self._peers.items():
-                was_paused = peer.paused
-                peer.discard_group(group)
-                if rank not in self.lost_peers and not self.closed:
-                    self._update_events(peer)
-                    if was_paused and not peer.paused:
+                if rank not in self.lost_peers:
+                    was_paused = peer.paused
+                    peer.discard_group(group)
+                    if was_paused and not peer.paused and not self.closed:
+                        self._poller.update(peer)
                         self._poller.due.add(peer)
 
     # With the lock held
@@ -208,13 +192,11 @@ class ProgressEngine:
         """Return whether a rank is connected."""
         return rank in self._peers and rank not in self.lost_peers and self._peers[rank].connection is not _UNCONNECTED
 
-    def is_rank(self, rank: int) -> bool:
-        """Return whether the world has a rank of this number."""
-        return rank == self.rank or rank in self._peers or 0 <= rank < self._world_size
-
     def silent_seconds(self, rank: int) -> float:
         """Return how long a rank's host has not acknowledged what was sent to it."""
-        return self._peers[rank].connection.silent_seconds() if self.is_connected(rank) else 0.0
+        if self.closed or not self.is_connected(rank):
+            return 0.0
+        return self._peers[rank].connection.silent_seconds()
 
     def connected(self) -> list[int]:
         """Return the ranks that are connected."""
@@ -251,8 +233,7 @@ class ProgressEngine:
         for rank, peer in self._peers.items():
             header = peer.cancel_send(transfer)
             if header is not None:
-                if rank not in self.lost_peers:
-                    self._update_events(peer)
+                self._poller.update(peer)
                 return rank, header
         return None
 
@@ -285,70 +266,29 @@ class ProgressEngine:
             peer = self._peers[rank]
             peer.remote_reads = deque(read for read in peer.remote_reads if (read.group, read.seq) != (group, seq))
 
-    def progress_in_background(self, group: int, transfer: Transfer) -> None:
-        """Let the background thread make progress on an asynchronous message."""
-        self._background.add(group, transfer)
-
     # Without the lock
 
     def flush(self, timeout: float) -> None:
         """Send the queued frames, such as an ABORT, within at most ``timeout`` seconds."""
-        self.wait(self._all_flushed, Deadline(timeout))
-
-    def report_limit(self) -> None:
-        """Report to the peers that this process has no free descriptor, if that is so; called every second."""
+        self.call_count += 1  # see lock_for_call
         with self.lock:
-            self.waits.report_limit(self.connected())
-
-    def fail_silent_hosts(self) -> None:
-        """Declare peers failed whose hosts have answered nothing for SILENT_SECONDS; called every second.
-
-        TCP itself gives up only after a quarter of an hour.
-        """
-        now = time.monotonic()
-        with self.lock:
-            for rank, peer in list(self._peers.items()):  # the loss of the last one connects to another rank
-                if self.closed or rank in self.lost_peers:
-                    continue
-                unanswered = peer.connection.silent_seconds()
-                if not unanswered:
-                    peer.unanswered_since = None
-                    continue
-                if peer.unanswered_since is None:
-                    # A window probe may be the first packet in minutes: its answer may still be under way.
-                    peer.unanswered_since = now
-                silent = min(unanswered, now - peer.unanswered_since)
-                if silent >= SILENT_SECONDS:
-                    why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
-                    self._drop_peer(peer, Goodbye(why, died=True, silent=True))
-                    self._poller.wake_sleeper()
+            if not self._all_flushed():
+                self.drive(self._all_flushed, Deadline(timeout))
 
     # Progress
 
     def lock_for_call(self) -> threading.RLock:
         """Return the lock, for a caller that begins messages: the background thread stays away for a while."""
-        self.calls += 1  # before the lock is taken: the background thread, if it drives, then releases it
+        self.call_count += 1  # before the lock is taken: the background thread, if it drives, then releases it
         return self.lock
 
-    def wait(
-        self,
-        ready: Callable[[], bool],
-        deadline: Deadline,
-        hopeless: Callable[[], bool] | None = None,
-        idle: Callable[[], object] | None = None,
-    ) -> bool:
+    def wait(self, ready: Test, deadline: Deadline, hopeless: Test | None = None, idle: Action | None = None) -> bool:
         """Wait, without the lock, until ``ready()``; see ``drive``."""
-        self.calls += 1  # see lock_for_call
+        self.call_count += 1  # see lock_for_call
         with self.lock:
             return self.drive(ready, deadline, hopeless, idle)
 
-    def drive(
-        self,
-        ready: Callable[[], bool],
-        deadline: Deadline,
-        hopeless: Callable[[], bool] | None = None,
-        idle: Callable[[], object] | None = None,
-    ) -> bool:
+    def drive(self, ready: Test, deadline: Deadline, hopeless: Test | None = None, idle: Action | None = None) -> bool:
         """Move bytes until ``ready()``, or leave that to the thread that does. With the lock held, as all arguments.
 
         Args:
@@ -369,55 +309,51 @@ class ProgressEngine:
                 if idle is not None:
                     idle()
                 remaining = remaining if remaining < SLICE_SECONDS else SLICE_SECONDS
-                if self.driven and not driving:
-                    self._follow(remaining)
-                else:
+                if not self.driven or driving:
                     self.driven = driving = True
                     self.poll_once(remaining)
+                    continue
+                self._followers += 1
+                try:
+                    if self.background.driving:
+                        self._poller.wake()
+                    self._changed.wait(remaining)
+                finally:
+                    self._followers -= 1
             return True
         finally:
             if driving:
                 self.driven = False
-                if not self._background.driving:
-                    self.calls += 1  # a thread that has waited often calls again at once
+                if not self.background.driving:
+                    self.call_count += 1  # a thread that has waited often calls again at once
                 if self._followers or self.closed:
                     self._changed.notify_all()
-                if self._background.resting:
-                    self._background.on_driver_left()
-
-    def _follow(self, seconds: float) -> None:
-        """Wait until the driver has moved something, or stops."""
-        self._followers += 1
-        try:
-            if self._background.driving:
-                self._poller.wake()
-            self._changed.wait(seconds)
-        finally:
-            self._followers -= 1
+                if self.background.resting:
+                    self.background.on_driver_left()
 
     def progress(self) -> None:
         """Move the bytes that can be moved now, without waiting."""
-        with self.lock_for_call():
+        self.call_count += 1  # see lock_for_call
+        with self.lock:
             if not self.driven and not self.closed:
                 self.poll_once(0)
 
     def poll_once(self, timeout: float) -> None:
         """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes. With the lock held."""
-        self.polls += 1
+        self.poll_count += 1
         poller = self._poller
         ready = poller.ready_peers() if poller.due or poller.rings else []
         events: list[tuple[int, int]] = []
         if not ready and timeout:
             ready, events = poller.sleep(timeout)
-        elif not ready or self.polls % POLL_INTERVAL == 0:
+        elif not ready or self.poll_count % POLL_INTERVAL == 0:
             events = poller.poll(0)
         for fd, event in events:
             peer = poller.peers.get(fd)
             if peer is None:
-                if fd == poller.wakeup_fd:
-                    # A thread in progress(), which polls beside the driver, may have read it.
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(fd)
+                # A thread in progress(), which polls beside the driver, may have read the eventfd.
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(poller.wakeup_fd)
                 continue
             ended = bool(peer.paused and event & (select.EPOLLHUP | select.EPOLLERR))
             if (poller.rings and not peer.connection.on_wakeup()) or ended:
@@ -438,7 +374,7 @@ class ProgressEngine:
         self._poller.due.discard(peer)
         peer.corked = True
         try:
-            more = peer.receive(self._sinks.sinks, self._sink_for)
+            more = peer.receive(self._sinks.sinks, self._sinks.sink_for)
         except DistNetworkError as error:
             self._drop_peer(peer, Goodbye(error.message, died=True))
             return
@@ -482,34 +418,20 @@ class ProgressEngine:
         except BaseException as error:
             self._abort_connection(peer, error)
             raise
-        self._update_events(peer)
-
-    def _update_events(self, peer: FramedConnection) -> None:
-        if peer.paused or peer.outgoing or peer.custom_events:
-            self._poller.update(peer)
+        self._poller.update(peer)
 
     def _abort_connection(self, peer: FramedConnection, error: BaseException) -> None:
         """End a connection that an exception, Ctrl-C included, has left within a frame: its position is unknown."""
         self._drop_peer(peer, Goodbye(f"interrupted in a frame by {type(error).__name__}", died=True))
 
-    def _unconnected(self, rank: int) -> FramedConnection:
-        assert self._dial is not None, rank
-        self._dial(rank)
-        return FramedConnection(rank, _UNCONNECTED, self.eager_limit)
-
     def _on_goodbye(self, rank: int, about: int, end: Goodbye) -> None:
         """Record that a peer leaves, or that another rank is lost, as a peer reports it."""
         if about == rank:
             self._drop_peer(self._peers[rank], end)
-        elif not self.is_rank(about):
+        elif not 0 <= about < self.world_size:
             raise ProtocolError(f"rank {rank} reports the end of rank {about}, which is not in the world")
         elif about != self.rank:
             self.lose(about, end)
-
-    def _on_violation(self, rank: int, error: ProtocolError) -> None:
-        """End the connection of a peer that violates the protocol."""
-        if rank in self._peers:
-            self._drop_peer(self._peers[rank], Goodbye(error.message, died=True))
 
     def _drop_peer(self, peer: FramedConnection, end: Goodbye) -> None:
         if peer.rank in self.lost_peers or self.closed:
@@ -517,14 +439,16 @@ class ProgressEngine:
         self.lost_peers[peer.rank], self.lost_at[peer.rank] = end, time.monotonic()
         self._poller.forget(peer)
         peer.remote_reads.clear()
+        peer.outgoing.clear()
         peer.connection.close()
         for sink in list(self._sinks.sinks.values()):
             sink.on_peer_lost(peer.rank)
-        self._changed.notify_all()
+        if self._followers:
+            self._changed.notify_all()
         if not end.clean:
             self.on_peer_failure()
         if self.on_demand and not self._goodbye and not self.connected():  # who else has ended is not known
-            others = (rank for rank in range(self._world_size) if rank not in self.lost_peers and rank != self.rank)
+            others = (rank for rank in range(self.world_size) if rank not in self.lost_peers and rank != self.rank)
             self.connect(itertools.islice(others, 1))
 
     # The end
@@ -550,17 +474,15 @@ class ProgressEngine:
             self.closed = True
             self._poller.wake()
             self._changed.notify_all()
-            background = self._background.on_closed()
+            background = self.background.on_closed()
         if background is not None and background is not threading.current_thread():
             background.join()
         with self._changed:
             self._changed.wait_for(lambda: not self.driven, SLICE_SECONDS * 10)
-            open_connections = undrained = [
-                peer.connection for rank, peer in self._peers.items() if rank not in self.lost_peers
-            ]
-            while (undrained := [conn for conn in undrained if not conn.drain()]) and not deadline.expired():
+            connections = undrained = [self._peers[rank].connection for rank in self.connected()]
+            while (undrained := [each for each in undrained if not each.drain()]) and not deadline.expired():
                 time.sleep(_DRAIN_SECONDS)
-            for connection in open_connections:
+            for connection in connections:
                 connection.close()
             self._poller.close()
 
@@ -570,4 +492,4 @@ class ProgressEngine:
         self.closed = True
 
     def _all_flushed(self) -> bool:
-        return not any(peer.outgoing for rank, peer in self._peers.items() if rank not in self.lost_peers)
+        return not any(map(_OUTGOING, self._peers.values()))

@@ -111,7 +111,6 @@ class FramedConnection:
         connection: the byte stream.
         paused: whether a frame has arrived whose buffer has not been posted.
         at_eof: whether the peer has closed the connection: only bytes that have arrived can be received.
-        unanswered_since: time of the first check with packets unanswered by the peer's host, None while it answers.
         corked: whether frames are queued rather than sent, because more may follow at once.
         outgoing: the queued frames.
         custom_events: whether epoll waits for events other than received bytes.
@@ -123,7 +122,6 @@ class FramedConnection:
         self.connection = connection
         self.paused = False
         self.at_eof = False
-        self.unanswered_since: float | None = None
         self.corked = False
         self.outgoing: deque[tuple[Sequence[Buffer], Transfer | None]] = deque()
         self.custom_events = False

@@ -159,13 +159,9 @@ class MessageMatcher:
             self.engine.send(rank, [self._frame(Opcode.WITHDRAW, seq=header.seq)])
         return True
 
-    def exposed_to(self) -> set[int]:
-        """Return the ranks that may read messages from this process's memory."""
-        return {announced.rank for announced in self.announced.values()}
-
     def progress_in_background(self, transfer: Transfer) -> None:
-        """Let the background thread make progress on a message; see ProgressEngine."""
-        self.engine.progress_in_background(self.group, transfer)
+        """Let the background thread make progress on a message."""
+        self.engine.background.add(self.group, transfer)
 
     def refuse(self, rank: int, why: str, number: int = UNANNOUNCED) -> None:
         """Refuse a message of a rank that does not fit."""

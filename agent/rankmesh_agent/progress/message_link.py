@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import FEW_RANKS, DirectLink
-from rankmesh_agent.collectives.rounds import distances, fold_by_tree
+from rankmesh_agent.collectives.rounds import allreduce_bytes_by_tree, distances
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.status import DIFFERENT, CallTable
@@ -58,6 +58,8 @@ _STAR_RANKS = 12
 class MessageLink(DirectLink):
     """The messages of a group during its calls: arrivals of the ranks verify that all of them make the same one.
 
+    Each method that waits for arrivals raises CallMismatchError if the ranks have made different calls.
+
     Args:
         engine: the progress engine.
         group: id of the group.
@@ -97,7 +99,7 @@ class MessageLink(DirectLink):
         self._report_at = 0.0
         self._fingerprint = 0
         self._wait: Wait = _outside_call
-        self._awaited: list[int] | None = None
+        self._next_sources: list[int] | None = None
         """The ranks whose messages the next wait is for; None: all that are missing."""
         self._scratch = np.empty(0, np.uint8)
         self.departed: Collection[int] = ()
@@ -122,11 +124,7 @@ class MessageLink(DirectLink):
                 self._mismatched = seq
 
     def arrive(self) -> None:
-        """Arrive; see Link.arrive.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
+        """Arrive; see Link.arrive."""
         if self.size <= _DIRECT_RANKS:
             self.all_exchange()
             return
@@ -135,7 +133,7 @@ class MessageLink(DirectLink):
             return
         rank, size = self.rank, self.size
         if self.shares_cores:
-            fold_by_tree(self, b"", lambda lower, upper: lower)
+            allreduce_bytes_by_tree(self, b"", lambda lower, upper: lower)
             self._complete = True
             return
         for distance in distances(size):
@@ -143,11 +141,7 @@ class MessageLink(DirectLink):
         self._complete = True
 
     def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
-        """Arrive; see Link.all_exchange.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
+        """Arrive; see Link.all_exchange."""
         part, self._round = self._round, self._round + 1
         expected = len(self._others)
         with self._engine.lock:
@@ -176,11 +170,7 @@ class MessageLink(DirectLink):
         return [arrived[member][1] for member in range(self.size)]
 
     def step(self, to: int | None, payload: Payload, source: int | None) -> Payload:
-        """Send to a rank and receive from a rank; see Link.step.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
+        """Send to a rank and receive from a rank; see Link.step."""
         part, self._round = self._round, self._round + 1
         if self._mismatched == self._seq:
             raise CallMismatchError
@@ -215,7 +205,7 @@ class MessageLink(DirectLink):
             return self.not_arrived(waited)
 
         if pending or (source is not None and source not in received):
-            self._awaited = [] if source is None else [source]
+            self._next_sources = [] if source is None else [source]
             self._wait(ready, missing, self._report_if_late)
         if source is None:
             return None
@@ -226,13 +216,9 @@ class MessageLink(DirectLink):
         return arrived
 
     def via_root(
-        self, root: int, payload: Payload, decide: Callable[[list[Payload]], Payload | list[Payload]]
+        self, root: int, payload: Payload, respond: Callable[[list[Payload]], Payload | list[Payload]]
     ) -> Payload:
-        """Arrive by way of a rank; see Link.via_root. The root receives every arrival, whatever the call.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
+        """Arrive by way of a rank; see Link.via_root. The root receives every arrival, whatever the call."""
         if self.rank != root:
             self.step(root, payload, None)
             response = self.step(None, b"", root)
@@ -251,7 +237,7 @@ class MessageLink(DirectLink):
         arrived = {root: (self._fingerprint, payload), **self._arrived.pop((seq, part))}
         self._compare(arrived)
         self._complete = True
-        responses = decide([arrived[member][1] for member in range(self.size)])
+        responses = respond([arrived[member][1] for member in range(self.size)])
         with self._engine.lock:
             if not isinstance(responses, list):
                 pending_sends = self._send_arrival(self._others, part + 1, responses)
@@ -278,11 +264,7 @@ class MessageLink(DirectLink):
         return [member for member in missing if self._ranks[member] not in gone] or waited
 
     def check(self) -> None:
-        """Report this rank's call, in a wait for other means than messages.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
+        """Report this rank's call, in a wait for other means than messages."""
         with self._engine.lock:
             if self._mismatched == self._seq:
                 raise CallMismatchError
@@ -298,7 +280,7 @@ class MessageLink(DirectLink):
     ) -> None:
         """Wait; if that takes long, connect to the ranks whose messages are missing, perhaps fewer than ``missing``."""
         engine, connect_at = self._engine, monotonic() + _CONNECT_SECONDS
-        awaited, self._awaited = self._awaited, None
+        awaited, self._next_sources = self._next_sources, None
 
         def connect() -> None:
             nonlocal connect_at

@@ -9,7 +9,6 @@ import contextlib
 import os
 import select
 import threading
-from collections.abc import Collection
 
 from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.progress.framing import FramedConnection
@@ -27,8 +26,7 @@ class Poller:
 
     Args:
         lock: the engine's lock, released while ``poll`` waits.
-        connections: the connections to poll.
-        oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
+        oversubscribed: see ProgressEngine.
 
     Attributes:
         peers: the connections that epoll reports, by file descriptor.
@@ -39,7 +37,7 @@ class Poller:
         asleep: whether a thread sleeps in ``poll``.
     """
 
-    def __init__(self, lock: threading.RLock, connections: Collection[FramedConnection], oversubscribed: bool) -> None:
+    def __init__(self, lock: threading.RLock, oversubscribed: bool) -> None:
         self.peers: dict[int, FramedConnection] = {}
         self.rings: list[FramedConnection] = []
         self.due: set[FramedConnection] = set()
@@ -57,8 +55,6 @@ class Poller:
         self._ranks: dict[int, int] = {}
         """The rank of the latest connection of each file descriptor."""
         self._epoll.register(self.wakeup_fd, select.EPOLLIN)
-        for peer in connections:
-            self.add(peer)
 
     def add(self, peer: FramedConnection) -> None:
         """Poll a connection from now on."""

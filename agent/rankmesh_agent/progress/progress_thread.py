@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from rankmesh_agent.net.deadline import Deadline
@@ -28,24 +29,26 @@ class ProgressThread:
 
     Args:
         engine: the progress engine.
+        sinks: the sinks of its groups, by epoch and group.
 
     Attributes:
         driving: whether this thread drives the engine now.
         resting: whether this thread sleeps until it is needed.
     """
 
-    def __init__(self, engine: ProgressEngine) -> None:
+    def __init__(self, engine: ProgressEngine, sinks: Container[tuple[int, int]]) -> None:
         self.driving = False
         self.resting = False
         self._engine = engine
         self._needed = threading.Condition(engine.lock)
+        self._sinks = sinks
         self._outstanding: list[tuple[int, Transfer]] = []
         self._thread: threading.Thread | None = None
 
     # With the engine's lock held
 
     def add(self, group: int, transfer: Transfer) -> None:
-        """Make progress on an asynchronous message until it is done."""
+        """Make progress on an asynchronous message until it is done, or its group has ended."""
         self._outstanding.append((group, transfer))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rankmesh-progress", daemon=True)
@@ -53,10 +56,6 @@ class ProgressThread:
         elif self.resting:
             self.resting = False
             self._needed.notify()
-
-    def drop_group(self, group: int) -> None:
-        """Forget the messages of a group."""
-        self._outstanding = [entry for entry in self._outstanding if entry[0] != group]
 
     def on_driver_left(self) -> None:
         """Take over if a thread of the foreground has stopped driving."""
@@ -71,7 +70,12 @@ class ProgressThread:
     def _idle(self) -> bool:
         """Return whether no asynchronous message is outstanding."""
         if self._outstanding:
-            self._outstanding = [entry for entry in self._outstanding if not entry[1].done]
+            epoch, sinks = self._engine.epoch, self._sinks
+            self._outstanding = [
+                (group, transfer)
+                for group, transfer in self._outstanding
+                if not transfer.done and (epoch, group) in sinks
+            ]
         return not self._outstanding
 
     def _run(self) -> None:
@@ -79,17 +83,18 @@ class ProgressThread:
         calls = -1
 
         def done() -> bool:
-            return engine.calls != calls or self._idle()
+            return engine.call_count != calls or self._idle()
 
         with engine.lock:
             while not engine.closed:
                 try:
                     if self._idle():
                         self._rest(None)
-                    elif engine.calls != calls:
-                        calls, polls = engine.calls, engine.polls
+                    elif engine.call_count != calls:
+                        calls, polls = engine.call_count, engine.poll_count
                         self._needed.wait(_GRACE_SECONDS)
-                        if engine.polls == polls and engine.calls != calls and not engine.driven and not engine.closed:
+                        idle = engine.poll_count == polls and not engine.driven and not engine.closed
+                        if idle and engine.call_count != calls:
                             engine.poll_once(0)  # the foreground only begins messages and moves no bytes
                     elif engine.driven:
                         self._rest(SLICE_SECONDS)  # a long wait of the foreground; its end calls on_driver_left

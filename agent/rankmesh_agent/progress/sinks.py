@@ -12,7 +12,7 @@ from rankmesh_agent.wire.goodbye import Goodbye
 
 _FIRST_FRAMES = frozenset({Opcode.ENTER, Opcode.ABORT})
 """Frames that may arrive before this process has created their group."""
-_MAX_EARLY_BYTES = 1 << 22
+_MAX_UNEXPECTED_BYTES = 1 << 22
 """Bytes of one rank's frames kept for groups that this process has not created yet."""
 _MIN_COST = 1 << 10
 """Bytes for which a frame counts at least: it has a header."""
@@ -24,37 +24,31 @@ class SinkTable(FrameSink):
     """The sinks of the groups of one process; itself the sink of GOODBYEs, and of groups that do not exist here yet.
 
     Args:
-        epoch: the job's epoch; frames of another epoch are dropped.
-        on_goodbye: called for a GOODBYE with the peer's rank, and the rank that it is about.
-        on_violation: called with a peer's rank if one of its early frames turns out to violate the protocol.
+        epoch: see ProgressEngine.
+        on_goodbye: called for a GOODBYE with the peer's rank, and the rank that it is about; also to end the connection
+            to a peer, if one of its early frames turns out to violate the protocol.
 
     Attributes:
         sinks: the sinks, by epoch and group id, which is never 0: frames without a group have that.
     """
 
-    def __init__(
-        self,
-        epoch: int,
-        on_goodbye: Callable[[int, int, Goodbye], None],
-        on_violation: Callable[[int, ProtocolError], None],
-    ) -> None:
+    def __init__(self, epoch: int, on_goodbye: Callable[[int, int, Goodbye], None]) -> None:
         self.sinks: dict[tuple[int, int], FrameSink] = {}
         self._epoch = epoch
         self._on_goodbye = on_goodbye
-        self._on_violation = on_violation
         self._dropped: dict[int, None] = {}
-        self._early: dict[int, list[tuple[int, Header, memoryview | bytes]]] = {}
-        self._early_bytes: dict[int, int] = {}
+        self._unexpected: dict[int, list[tuple[int, Header, memoryview | bytes]]] = {}
+        self._unexpected_bytes: dict[int, int] = {}
 
     def add(self, group: int, sink: FrameSink) -> None:
         """Deliver a group's frames to ``sink`` from now on, including those that arrived early."""
         self.sinks[self._epoch, group] = sink
-        for rank, header, payload in self._early.pop(group, ()):
-            self._early_bytes[rank] -= max(header.length, _MIN_COST)
+        for rank, header, payload in self._unexpected.pop(group, ()):
+            self._unexpected_bytes[rank] -= max(header.length, _MIN_COST)
             try:
                 sink.on_frame(rank, header, payload)
             except ProtocolError as error:
-                self._on_violation(rank, error)
+                self._on_goodbye(rank, rank, Goodbye(error.message, died=True))
 
     def drop(self, group: int) -> FrameSink | None:
         """Drop a group's frames from now on; return its sink."""
@@ -82,19 +76,19 @@ class SinkTable(FrameSink):
             self._on_goodbye(rank, about, goodbye.decode(bytes(payload)))
             return
         cost = max(header.length, _MIN_COST)
-        while self._early_bytes.get(rank, 0) + cost > _MAX_EARLY_BYTES:
+        while self._unexpected_bytes.get(rank, 0) + cost > _MAX_UNEXPECTED_BYTES:
             self._forget_aborted(rank)
-        self._early_bytes[rank] = self._early_bytes.get(rank, 0) + cost
-        self._early.setdefault(header.group, []).append((rank, header, payload))
+        self._unexpected_bytes[rank] = self._unexpected_bytes.get(rank, 0) + cost
+        self._unexpected.setdefault(header.group, []).append((rank, header, payload))
 
     def _forget_aborted(self, rank: int) -> None:
         """Forget a rank's frames for the first of the groups that it has given up; ProtocolError if there is none."""
-        for group, early in self._early.items():
+        for group, early in self._unexpected.items():
             own = [header for sender, header, _ in early if sender == rank]
             if any(header.opcode is Opcode.ABORT for header in own):
-                self._early_bytes[rank] -= sum(max(header.length, _MIN_COST) for header in own)
-                self._early[group] = [frame for frame in early if frame[0] != rank]
-                if not self._early[group]:
-                    del self._early[group]
+                self._unexpected_bytes[rank] -= sum(max(header.length, _MIN_COST) for header in own)
+                self._unexpected[group] = [frame for frame in early if frame[0] != rank]
+                if not self._unexpected[group]:
+                    del self._unexpected[group]
                 return
         raise ProtocolError(f"rank {rank} sent too many frames for groups that are not in use here")

@@ -125,11 +125,8 @@ class CallTable:
                 self._unshared = True
 
     def _add(self, status: Status, ranks: int) -> bool:
-        """Add a call of those of the ranks of which no later one is known; return whether there are any.
-
-        A call of which a rank knows that others have made different ones stays when the rank goes on, even to the next
-        such call, until this rank goes on.
-        """
+        """Add a call of those of the ranks of which no later one is known; return whether there are any."""
+        # A call that a rank knows to differ stays until this rank goes on, even if that rank is at the next such one.
         ranks &= ~self._ranks.get(status, 0)
         if not ranks:
             return False

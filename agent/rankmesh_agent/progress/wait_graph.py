@@ -35,9 +35,9 @@ MIN_SECONDS = 1.0
 _ANSWER_SECONDS = 0.2
 """Seconds after which a rank that has not answered counts as one that does not wait: twice a slice of its waits."""
 _VALID_SECONDS = 2 * ASK_SECONDS
-_LIMIT_SECONDS = 1.5
+_EXHAUSTED_SECONDS = 1.5
 """Seconds for which it counts that this process has had no free descriptor: it tries again after at most a second."""
-_LIMIT_VALID_SECONDS = 3.0
+_EXHAUSTED_VALID_SECONDS = 3.0
 """The same of a report, which comes every second."""
 _QUESTION, _ANSWER = 0, 1
 """Part of the frames."""
@@ -52,14 +52,13 @@ class Stragglers(NamedTuple):
         ranks: the ranks to blame.
         present: ranks that have arrived at the call.
         elsewhere: the waits of ranks that have not, by rank.
-        limits: the ranks that have no free descriptor, with their reports. They are the cause, unless hosts cannot be
-            reached.
+        exhausted: the ranks that have no free descriptor, with their reports: the cause, unless hosts are unreachable.
     """
 
     ranks: list[int]
     present: set[int]
     elsewhere: dict[int, Status]
-    limits: dict[int, str]
+    exhausted: dict[int, str]
 
 
 class WaitGraph(FrameSink):
@@ -67,20 +66,20 @@ class WaitGraph(FrameSink):
 
     Args:
         engine: the progress engine, which has the waits of this process.
-        limit: returns what in this process has had to wait for a free descriptor since a time, empty if nothing has.
+        exhausted_since: returns what in this process has had to wait for a free descriptor since a time, or nothing.
 
     Attributes:
         numbers: the numbers by which errors name ranks, as other ranks have reported them.
     """
 
-    def __init__(self, engine: ProgressEngine, limit: Callable[[float], str] = exhausted_since) -> None:
+    def __init__(self, engine: ProgressEngine, exhausted_since: Callable[[float], str] = exhausted_since) -> None:
         self.numbers: dict[int, int] = {}
         self._engine = engine
-        self._limit = limit
+        self._exhausted_since = exhausted_since
         self._inquired = self._reported = -_VALID_SECONDS
         self._asked: dict[int, float] = {}
         self._answers: dict[int, tuple[float, list[Status]]] = {}
-        self._limits: dict[int, tuple[float, str]] = {}
+        self._exhausted: dict[int, tuple[float, str]] = {}
 
     def inquire(self, ranks: Iterable[int]) -> None:
         """Ask ranks for their waits, and those that they wait for; report the waits of this process.
@@ -136,18 +135,18 @@ class WaitGraph(FrameSink):
                 seen.update(each for each, _ in wait.waits_for)
         unreachable = [rank for rank in silent if self._engine.silent_seconds(rank) > _ANSWER_SECONDS / 2]
         blamed = unreachable or silent or absent or unknown or list(ranks)
-        return Stragglers(blamed, present, elsewhere, {} if unreachable else self.limits(since))
+        return Stragglers(blamed, present, elsewhere, {} if unreachable else self.exhausted(since))
 
-    def limits(self, since: float) -> dict[int, str]:
+    def exhausted(self, since: float) -> dict[int, str]:
         """Return the ranks that have had no free descriptor lately, and since a time, with their reports."""
-        since = max(since, time.monotonic() - _LIMIT_VALID_SECONDS)
-        found = {rank: text for rank, (at, text) in self._limits.items() if at > since}
-        own = self._own_limit(since)
+        since = max(since, time.monotonic() - _EXHAUSTED_VALID_SECONDS)
+        found = {rank: text for rank, (at, text) in self._exhausted.items() if at > since}
+        own = self._exhausted_since(max(since, time.monotonic() - _EXHAUSTED_SECONDS))
         return {self._engine.rank: own, **found} if own else found
 
-    def report_limit(self, ranks: Iterable[int]) -> None:
+    def report_exhaustion(self, ranks: Iterable[int]) -> None:
         """Report to these ranks that this process has no free descriptor, if that is so."""
-        if self._own_limit():
+        if self._own_exhaustion():
             payload = self._encode()
             for rank in ranks:
                 self._frame(rank, _ANSWER, payload)
@@ -156,15 +155,15 @@ class WaitGraph(FrameSink):
         """Answer a question, or record an answer and ask the ranks that it names."""
         now = time.monotonic()
         if header.part == _QUESTION:
-            if self._own() or self._own_limit():  # its engine may move bytes although it makes no call
+            if self._own() or self._own_exhaustion():  # its engine may move bytes although it makes no call
                 self._frame(rank, _ANSWER, self._encode())
         else:
             waits = []
             for wait, _ in status.decode(payload):
                 awaited = [each for each, _ in wait.waits_for]
                 if awaited == [rank]:
-                    self._limits[rank] = now, wait.text
-                elif all(map(self._engine.is_rank, awaited)):
+                    self._exhausted[rank] = now, wait.text
+                elif all(0 <= each < self._engine.world_size for each in awaited):
                     waits.append(wait)
             self._answers[rank] = now, waits
             named = [pair for wait in waits for pair in wait.waits_for]
@@ -177,10 +176,10 @@ class WaitGraph(FrameSink):
         self._answers.pop(rank, None)
 
     def _own(self) -> list[Status]:
-        return [wait for waits in self._engine.own_waits for wait in waits()]
+        return [wait for waits in self._engine.status_sources for wait in waits()]
 
-    def _own_limit(self, since: float = 0.0) -> str:
-        return self._limit(max(since, time.monotonic() - _LIMIT_SECONDS))
+    def _own_exhaustion(self) -> str:
+        return self._exhausted_since(time.monotonic() - _EXHAUSTED_SECONDS)
 
     def _ask(self, ranks: Iterable[int]) -> None:
         now = time.monotonic()
@@ -203,9 +202,9 @@ class WaitGraph(FrameSink):
                     self._frame(rank, _ANSWER, payload)
 
     def _encode(self) -> bytes:
-        waits, limit, me = self._own(), self._own_limit(), self._engine.rank
-        if limit:
-            waits.insert(0, Status(0, -1, 0, limit, ((me, me),)))
+        waits, exhaustion, me = self._own(), self._own_exhaustion(), self._engine.rank
+        if exhaustion:
+            waits.insert(0, Status(0, -1, 0, exhaustion, ((me, me),)))
         return status.encode((wait, 0) for wait in waits)
 
     def _frame(self, rank: int, part: int, payload: bytes) -> None:

@@ -3,7 +3,7 @@
 One process creates a file in a tmpfs, its peers open it by its name, and the creator unlinks it when they have.
 Creation reserves the space: a write to a full tmpfs would kill the process with SIGBUS. Until it unlinks the file, the
 creator holds a lock (flock) on it, which ends with the process: a file that can be locked is an orphan, and
-``remove_orphans`` deletes it.
+``orphans`` deletes it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.net.descriptors import reason
+from rankmesh_agent.shared_memory.orphans import JOB_CHARACTERS, NAME
 from rankmesh_agent.wire.errors import DistNetworkError
 
 if sys.platform != "win32":
@@ -34,9 +35,6 @@ CACHE_LINE = 64
 _FUTEX = 202  # x86-64
 _WAIT, _WAKE = 0, 1
 _ALL_WAITERS = 0x7FFFFFFF
-_JOB_CHARACTERS = 40
-_NAME = rf"rankmesh-[A-Za-z0-9_.-]{{0,{_JOB_CHARACTERS}}}-([0-9]{{1,10}})\.[0-9a-f]{{16}}"
-"""Name of a file: the job, the creator's pid, a random number."""
 
 
 class _Timespec(ctypes.Structure):
@@ -140,7 +138,7 @@ class Mapping:
         Raises:
             NoSharedMemoryError: the tmpfs is full (the error names the remedy), or the directory is missing.
         """
-        label = re.sub(r"[^A-Za-z0-9_.-]", "_", job)[:_JOB_CHARACTERS]
+        label = re.sub(r"[^A-Za-z0-9_.-]", "_", job)[:JOB_CHARACTERS]
         path = f"{directory}/rankmesh-{label}-{os.getpid()}.{secrets.token_hex(8)}"
         try:
             descriptor = _create_locked(path)
@@ -179,7 +177,7 @@ class Mapping:
         Raises:
             DistNetworkError: the file does not exist here, or differs from its announcement.
         """
-        if re.fullmatch(_NAME, name) is None:
+        if re.fullmatch(NAME, name) is None:
             raise DistNetworkError(f"{name!r} is not a name of shared memory")
         path = f"{directory}/{name}"
         try:
@@ -276,23 +274,4 @@ def _create_locked(path: str) -> int:
             os.unlink(path)
             os.close(descriptor)
             raise
-        os.close(descriptor)
-
-
-def remove_orphans(directory: str) -> None:
-    """Delete the files that this user's processes have left in a directory: they died before they unlinked them."""
-    with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        for entry in entries:
-            if re.fullmatch(_NAME, entry.name) and entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(OSError):
-                    _remove_orphan(entry.path)
-
-
-def _remove_orphan(path: str) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
-    finally:
         os.close(descriptor)

@@ -112,14 +112,14 @@ class Segment(Slots):
     Attributes:
         can_read: whether every rank may read the memory of every other rank; the same at all ranks.
         regions: registered memory by number; the same at all ranks.
+        processes: the pids of all ranks, by rank, and when each process began.
     """
 
     def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, oversubscribed: bool) -> None:
         super().__init__(mapping, rank, size, slot_bytes, oversubscribed)
         self.can_read = False
         self.regions: dict[int, Region] = {}
-        self._processes: list[tuple[int, bytes]] = []
-        """The pids of all ranks, by rank, and when each process began."""
+        self.processes: Sequence[tuple[int, bytes]] = ()
         self._region_count = 0
         self._read: set[int] = set()
         """The ranks whose private memory this one has read in this call."""
@@ -238,9 +238,7 @@ class Segment(Slots):
             return
         self._read.add(owner)
         try:
-            process_vm.read_into(
-                self._processes[owner][0], start, into, parallel=owner_idle and not self.oversubscribed
-            )
+            process_vm.read_into(self.processes[owner][0], start, into, parallel=owner_idle and not self.oversubscribed)
         except DistNetworkError:
             self.raise_departed(owner)
 
@@ -253,10 +251,14 @@ class Segment(Slots):
         self.step(exposure.readers)
         # The pid of a rank that is gone may be another process's by now.
         read, self._read = self._read, set()
-        processes = ((owner, *self._processes[owner]) for owner in read)
+        processes = ((owner, *self.processes[owner]) for owner in read)
         gone = [owner for owner, pid, began in processes if process_vm.start_time(pid) != began]
         for owner in self.left_ranks() + gone:
             self.raise_departed(owner)
+
+    def allow_reads(self, processes: Sequence[tuple[int, bytes]]) -> None:
+        """Let the ranks read each other's memory, as a probe among these processes has found that they may."""
+        self.processes, self.can_read = processes, True
 
     def probe_reads(self) -> None:
         """Find out whether process_vm_readv is allowed between all ranks; a collective call of three steps."""
@@ -267,7 +269,7 @@ class Segment(Slots):
         slots[self.rank][16:] = nonce
         self.step()
         probes = [(slot[:16].view(_WORD).tolist(), slot[16:].tobytes()) for slot in slots]
-        self._processes = [(pid, process_vm.start_time(pid)) for (pid, _), _ in probes]
+        self.processes = [(pid, process_vm.start_time(pid)) for (pid, _), _ in probes]
         allowed = all(process_vm.can_read(pid, address, expected) for (pid, address), expected in probes)
         verdicts = self.slots(np.dtype(np.uint8), 1)
         verdicts[self.rank][:] = allowed

@@ -166,6 +166,9 @@ class StoreClient(Store):
         token: the job's token; empty for none.
         store: id of the store.
         unix_socket: name of the server's unix socket, where that is known.
+
+    Attributes:
+        failure: the first failure of this world that has ended waits, for errors: perhaps the server's host has failed.
     """
 
     returns = False
@@ -177,8 +180,7 @@ class StoreClient(Store):
         self._url = url.rstrip("/")
         self._connector = Connector(self._url, token, store, unix_socket, self._unreachable_error)
         self._pool: ConnectionPool[ClientConnection] = ConnectionPool(self._closed_error)
-        self._failure: DistError | None = None
-        """The first failure that has ended waits."""
+        self.failure: DistError | None = None
         self._waits: set[Call[Any]] = set()  # those under way; changes atomically
         self._final: DistError | None = None
 
@@ -322,7 +324,7 @@ class StoreClient(Store):
             for_good: whether later waits end at once, too.
         """
         at = time.monotonic() if at is None else at
-        self._failure = self._failure or failure
+        self.failure = self.failure or failure
         if for_good and self._final is None:
             self._final = failure
         for call in self._waits.copy():
@@ -347,7 +349,7 @@ class StoreClient(Store):
         if isinstance(error, DistNetworkError) and not isinstance(error, ProtocolError):
             return error
         reason = str(error) or type(error).__name__
-        failure = "" if self._failure is None else f"; {self._failure.message}"
+        failure = "" if self.failure is None else f"; {self.failure.message}"
         return DistNetworkError(f"{self._name()} cannot be reached: {reason}{failure}", address=self._url)
 
     def _name(self) -> str:

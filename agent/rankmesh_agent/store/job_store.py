@@ -19,7 +19,7 @@ class JobStore(StoreClient):
         url: base URL of the job's gateway.
         token: the job's token.
         store: id of the store, 32 hexadecimal digits.
-        limits: returns the ranks that have had no free descriptor since a time, with their reports.
+        exhausted: returns the ranks that have had no free descriptor since a time, with their reports.
 
     Attributes:
         id: id of the store.
@@ -32,13 +32,13 @@ class JobStore(StoreClient):
         url: str,
         token: str,
         store: str,
-        limits: Callable[[float], Sequence[tuple[Member, str]]] = lambda since: (),
+        exhausted: Callable[[float], Sequence[tuple[Member, str]]] = lambda since: (),
     ) -> None:
         if len(store) != 2 * STORE_ID_BYTES:
             raise ProtocolError(f"the gateway at {url} does not name the job's store: is it of an earlier version?")
         super().__init__(url, token, bytes.fromhex(store))
         self.id = store
-        self._limits = limits
+        self._exhausted = exhausted
 
     def check_same(self, store: str) -> None:
         """Raise StoreLostError unless the job still has this store, under the id ``store``."""
@@ -50,12 +50,12 @@ class JobStore(StoreClient):
 
     def _wait_error(self, call: Call[Any], error: DistStoreError) -> DistStoreError | RankFailedError:
         seconds, found = call.command.seconds, super()._wait_error(call, error)
-        limits = self._limits(time.monotonic() - seconds) if seconds else ()
-        if not limits:  # else the cause may be a rank that has no free descriptor
+        exhausted = self._exhausted(time.monotonic() - seconds) if seconds else ()
+        if not exhausted:  # else the cause may be a rank that has no free descriptor
             return found
-        reports = "; ".join(f"{member.described()} reports: {text}" for member, text in limits)
+        reports = "; ".join(f"{member.described()} reports: {text}" for member, text in exhausted)
         return StoreTimeoutError(
-            f"waited {seconds:g} s, but {found.message}; {reports}", ranks=[member.rank for member, _ in limits]
+            f"waited {seconds:g} s, but {found.message}; {reports}", ranks=[member.rank for member, _ in exhausted]
         )
 
     def _name(self) -> str:

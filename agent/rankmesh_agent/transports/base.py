@@ -70,7 +70,7 @@ class Connection(ABC):
         """
         return True
 
-    def use_own_cores(self) -> None:
+    def use_aggressive_mode(self) -> None:
         """Adapt to a host that has a core for each rank; called once, before the first frame."""
         return
 

@@ -240,7 +240,7 @@ class RingConnection(Connection):
             self._lost = error
         return self._lost is None
 
-    def use_own_cores(self) -> None:
+    def use_aggressive_mode(self) -> None:
         self._parallel_reads = True  # a read may use the core of a waiting peer, too
 
     def expose(self, view: memoryview) -> tuple[int, int]:

@@ -80,7 +80,7 @@ class TcpConnection(Connection):
         self._set_buffers(SOCKET_BUFFER)
         probe_idle_peer(self.socket)
 
-    def use_own_cores(self) -> None:
+    def use_aggressive_mode(self) -> None:
         with contextlib.suppress(OSError):  # the connection has ended, which the next call reports
             if self.socket.getpeername()[0] == self.socket.getsockname()[0]:
                 self._set_buffers(_CACHED_BUFFER)
@@ -259,8 +259,7 @@ class TcpListener:
     Args:
         listening: the listening socket.
         script: returns what the server says to a client with an attachment.
-        token: the job's secret.
-        settings: name the certificates, if they are in files.
+        token, settings: see PendingTcpConnection.
 
     Attributes:
         address: the address that peers pass to TcpTransport.dial.

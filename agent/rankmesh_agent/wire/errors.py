@@ -12,7 +12,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
-from rankmesh_agent.wire.printable import printable
+from rankmesh_agent.wire.printable import printable_lines
 from rankmesh_agent.wire.ranges import numbers_in, ranges
 
 E = TypeVar("E", bound=BaseException)
@@ -27,6 +27,7 @@ class DistError(RuntimeError):
     """Base of all RankMesh errors.
 
     Attributes:
+        message: the text without the data.
         ranks: global ranks concerned (failed, missing, taken).
         op, group, seq: the operation, for example ``"all_reduce"``, its group's name, and its number in the group.
         address: the network address or URL concerned.
@@ -49,22 +50,18 @@ class DistError(RuntimeError):
         seq: int | None = None,
         address: str | None = None,
     ) -> None:
-        super().__init__(printable(message, lines=True))  # it may quote what another process has sent
+        self.message = printable_lines(message)  # it may quote what another process has sent
+        super().__init__(self.message)
         self.ranks = tuple(ranks)
         self.op = op
         self.group = group
         self.seq = seq
         self.address = address
 
-    @property
-    def message(self) -> str:
-        """The text without the data."""
-        return str(self.args[0])
-
     def details(self) -> dict[str, Any]:
         """The data that is set, as JSON-ready values."""
-        found = {name: getattr(self, name) for name in _DETAILS} | {"ranks": list(self.ranks)}
-        return {name: value for name, value in found.items() if value not in (None, [])}
+        found = {name: value for name in _DETAILS if (value := getattr(self, name)) not in (None, ())}
+        return found | {"ranks": list(self.ranks)} if self.ranks else found
 
     def document(self) -> dict[str, Any]:
         """The error as JSON-ready values; see ``from_document``."""
@@ -336,7 +333,8 @@ def from_document(document: dict[str, Any]) -> DistError:
 
 def to_frame(error: DistError) -> dict[str, Any]:
     """Return the document of an error that fits into a frame without a posted buffer: its ranks as ranges."""
-    return error.document() | {"message": error.message[:_MAX_CHARACTERS], "ranks": ranks_to_frame(error.ranks)}
+    ranks, message = ranks_to_frame(error.ranks), error.message[:_MAX_CHARACTERS]
+    return error.details() | {"code": error.code, "message": message, "ranks": ranks}
 
 
 def ranks_to_frame(ranks: Sequence[int]) -> str:
@@ -357,7 +355,7 @@ def without_traceback(error: E) -> E:
     """
     if not isinstance(error, DistError):
         return error
-    copied = type(error)(error.args[0])
+    copied = type(error)(error.message)
     vars(copied).update(vars(error))
     return copied
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _UNPRINTABLE = re.compile(f"[{_CONTROL}\\t\\n]")
-_UNPRINTABLE_IN_LINES = re.compile(f"[{_CONTROL}]")
+printable_lines: Callable[[str], str] = partial(re.compile(f"[{_CONTROL}]").sub, "\N{REPLACEMENT CHARACTER}")
+"""As ``printable``, but tabs and the ends of lines stay."""
 
 
-def printable(text: object, *, lines: bool = False) -> str:
-    """Return a text with control characters, unless they are of ``lines``, and lone surrogates replaced."""
-    return (_UNPRINTABLE_IN_LINES if lines else _UNPRINTABLE).sub("\N{REPLACEMENT CHARACTER}", str(text))
+def printable(text: object) -> str:
+    """Return a text with control characters and lone surrogates replaced."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(text))

@@ -9,7 +9,7 @@ from itertools import groupby
 from rankmesh_agent.wire.schemas import AgentEntry, RankGroupInfo
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.stalls import find_failures
-from rankmesh_gateway.humanize import ranks, seconds
+from rankmesh_gateway.humanize import failed_text, held_up_text, seconds, suspect_text
 from rankmesh_gateway.schemas import Finding, GroupInFlight, Overview, Severity
 
 _WAITING_SHARE = 0.2
@@ -17,23 +17,23 @@ _WAITING_SHARE = 0.2
 _CHECK_PROCESS = "see on {} whether process {} runs"
 
 
-def find_problems(overview: Overview) -> list[Finding]:
-    """Return the problems in an overview: failures, findings, then others; of each job, its newest epoch's.
+def find_problems(overview: Overview, stalls: Sequence[Finding]) -> list[Finding]:
+    """Return the problems in an overview: failures, stalls, then others; of each job, its newest epoch's.
 
-    The failures among the findings are left out, as the overview's ranks may be newer.
+    The failures among the stalls, which a diagnosis found, are left out, as the overview's ranks may be newer.
     """
     reports = newest_ranks(overview.ranks)
     failures = [each for _, of_job in groupby(reports, lambda each: each.job) for each in find_failures(list(of_job))]
     since = {each.job: overview.time - each.since for each in overview.jobs if each.state == "forming"}
     found = failures + [
         replace(each, seconds=since.get(each.job, 0.0)) if each.kind == "joining" else each
-        for each in overview.findings
+        for each in stalls
         if each.kind != "failed"
     ]
-    failed, stuck = {each.job for each in failures}, {each.job for each in found}
+    over, stuck = {each.job for each in failures}, {each.job for each in found}
     named = {(each.job, rank) for each in found for rank in each.ranks}
     newest = {(each.job, each.epoch) for each in reports}
-    groups = [each for each in overview.groups if (each.job, each.epoch) in newest and each.job not in failed]
+    groups = [each for each in overview.groups if (each.job, each.epoch) in newest and each.job not in over]
     return [
         *found,
         *(_suspect(each) for each in reports if each.state == "suspect" and (each.job, each.rank) not in named),
@@ -46,21 +46,23 @@ def find_problems(overview: Overview) -> list[Finding]:
 
 def _suspect(report: RankReport) -> Finding:
     silence = report.heartbeat_age
-    text = f"{report.name} of job {report.job} is suspect: no heartbeat for {seconds(silence)}"
+    text = suspect_text(f"{report.name} of job {report.job}", silence)
     return Finding("suspect", report.job, [report.rank], text, _CHECK_PROCESS.format(report.host, report.pid), silence)
 
 
 def _agent(entry: AgentEntry) -> Finding:
     agent, silence, has_failed = entry.agent, entry.heartbeat_age, entry.state == "failed"
-    what = "has failed" if has_failed else "is suspect"
-    text = f"agent {agent.name} on {agent.host} {what}: no heartbeat for {seconds(silence)}"
+    subject = f"agent {agent.name} on {agent.host}"
+    text = (
+        failed_text(subject, f"no heartbeat for {seconds(silence)}") if has_failed else suspect_text(subject, silence)
+    )
     remedy = _CHECK_PROCESS.format(agent.host, agent.pid)
     severity: Severity = "failed" if has_failed else "warning"
     return Finding("agent", "", [], text, remedy, silence, name=agent.name, severity=severity)
 
 
 def _failed_group(group: RankGroupInfo) -> Finding:
-    text = f"group {group.name} of job {group.job} has failed: {group.failure}"
+    text = failed_text(f"group {group.name} of job {group.job}", group.failure)
     remedy = "look at the output of its ranks: their calls in this group raise that error"
     return Finding("group", group.job, [], text, remedy, name=group.name, severity="failed")
 
@@ -69,15 +71,9 @@ def _held_up(call: GroupInFlight, reports: Sequence[RankReport]) -> Finding:
     """Return the problem of an operation that waits for missing ranks."""
     here = [each for each in reports if (each.job, each.epoch) == (call.job, call.epoch)]
     known = {each.rank: f" ({each.host}, pid {each.pid}, {each.state})" for each in here}
-    missing = call.missing
-    if len(missing) == 1:
-        culprit = f"rank {missing[0]}{known.get(missing[0], '')}"
-    else:
-        culprit = f"{len(missing)} ranks, {ranks(missing)}"
-    label = f"{call.op} #{call.seq}"
-    text = f"{label} in group {call.name} of job {call.job} has been held up for {seconds(call.age)} by {culprit}"
-    remedy = f"'rankmesh stacks {missing[0]}' shows where rank {missing[0]} is"
-    return Finding("call", call.job, missing, text, remedy, call.age, label, call.arrived)
+    text = held_up_text(call, f"group {call.name} of job {call.job}", known)
+    remedy = f"'rankmesh stacks {call.missing[0]}' shows where rank {call.missing[0]} is"
+    return Finding("call", call.job, call.missing, text, remedy, call.age, f"{call.op} #{call.seq}", call.arrived)
 
 
 def _busy(group: RankGroupInfo) -> Iterator[Finding]:

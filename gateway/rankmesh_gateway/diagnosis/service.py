@@ -26,7 +26,7 @@ _MIN_AGE_SECONDS = 2.0
 _AGE_PER_RANK_SECONDS = 0.02
 """The same, for each rank: asking one takes about a millisecond of the gateway's process."""
 _STALE_SECONDS = 5.0
-"""Time after which the findings of a diagnosis that was not made anew are forgotten."""
+"""Time after which a diagnosis that was not made anew is forgotten."""
 
 
 class RankNotFoundError(DistNetworkError):
@@ -54,10 +54,10 @@ class DiagnosisService:
         self._expires_at = float("-inf")
 
     def known(self) -> list[Finding]:
-        """Return the findings of the last diagnosis; none if it is old."""
+        """Return what the last diagnosis found; nothing if it is old."""
         if self._known is None or time.monotonic() >= self._expires_at + _STALE_SECONDS:
             return []
-        return self._known.findings
+        return self._known.problems
 
     def refresh_soon(self) -> asyncio.Task[Diagnosis]:
         """Begin a diagnosis, unless there is a recent one; return the latest."""
@@ -66,18 +66,18 @@ class DiagnosisService:
         return self._latest
 
     async def diagnose(self, job: str | None = None, patience: float | None = None) -> Diagnosis:
-        """Return the findings on one job or on all.
+        """Return what stalls one job or all.
 
         Args:
             job: the job; None for all.
-            patience: seconds in which an agent must answer; None for the findings of a recent diagnosis.
+            patience: seconds in which an agent must answer; None for a recent diagnosis.
         """
         if patience is not None and (self._latest is None or self._latest.done()):
             self._latest = asyncio.ensure_future(self._diagnose(patience))
         found = await asyncio.shield(self.refresh_soon())
-        findings = [each for each in found.findings if job in (None, each.job)]
+        problems = [each for each in found.problems if job in (None, each.job)]
         ranks = [each for each in found.ranks if job in (None, each.job)]
-        return Diagnosis(not findings, found.time, findings, ranks)
+        return Diagnosis(not problems, found.time, problems, ranks)
 
     async def details(self, rank: int, job: str | None = None) -> RankDetails:
         """Return what the agent of a rank describes.
@@ -130,8 +130,8 @@ class DiagnosisService:
         reports = newest_ranks(self._registry.ranks(), self._here)
         groups = [asdict(group) for group in self._registry.groups()]
         self._ask(reports, patience)
-        findings = find_stalls(reports, groups)
-        return Diagnosis(not findings, at, findings, [_diagnosed(report) for report in reports])
+        problems = find_stalls(reports, groups)
+        return Diagnosis(not problems, at, problems, [_diagnosed(report) for report in reports])
 
     def _ask(self, reports: Sequence[RankReport], patience: float) -> list[RankSnapshot | None]:
         """Add the snapshots to reports, and return them."""

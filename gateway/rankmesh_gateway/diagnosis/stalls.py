@@ -16,7 +16,7 @@ from rankmesh_gateway.diagnosis.graph import final_components, reaching
 from rankmesh_gateway.diagnosis.reports import NO_DUMP, RankReport
 from rankmesh_gateway.diagnosis.sentences import subject, verb
 from rankmesh_gateway.diagnosis.waits import JobView, Wait, of_group
-from rankmesh_gateway.humanize import seconds
+from rankmesh_gateway.humanize import failed_text, seconds
 from rankmesh_gateway.schemas import HELD_UP_SECONDS, Finding, FindingKind
 
 MIN_SECONDS = 1.0
@@ -53,7 +53,7 @@ def find_failures(reports: Sequence[RankReport]) -> Iterator[Finding]:
         if each.rank not in victims:
             victims[next((rank for rank in each.failed_ranks if rank in victims), causes[0].rank)].append(each.rank)
     for cause in causes:
-        text = f"{cause.name} has failed: {cause.reason or 'it was silent'}"
+        text = failed_text(cause.name, cause.reason)
         if after := sorted(victims[cause.rank]):
             text += f"; {subject(after)} failed because of it"
         remedy = "look at its output, and start the job again"

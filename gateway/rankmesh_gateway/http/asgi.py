@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
+from inspect import isawaitable
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug, problem_of
 from rankmesh_agent.net.descriptors import log_failure
@@ -20,7 +21,7 @@ from rankmesh_agent.wire.json_text import InvalidBodyError
 from rankmesh_agent.wire.schemas import JoinReply, JoinRequest, Member
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.endpoints import Endpoint, encode, endpoint_of
-from rankmesh_gateway.http.job_scope import check_body, job_of
+from rankmesh_gateway.http.job_scope import check_body
 from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
 from rankmesh_gateway.state.registry import SCAN_SECONDS, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
@@ -28,6 +29,7 @@ from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 Headers = tuple[tuple[bytes, bytes], ...]
 
 _JSON: Headers = ((b"content-type", b"application/json"),)
+_UNSTORED_JSON: Headers = (*_JSON, (b"cache-control", b"no-store"))
 _DELIVERED_JOINS = 64
 _BUFFERED_BYTES = 64 << 10
 """Size up to which a response is left to the buffers of its connection."""
@@ -66,9 +68,12 @@ class GatewayApplication:
         if content is None:
             return
         try:
-            check_body(scope, content)
-            body = _parse(endpoint, scope, content)
-            reply = await endpoint.respond(self._services, body, receive, job_of(scope))
+            job = check_body(scope, content)
+            headers = dict(scope["headers"])
+            body = _parse(endpoint, scope, headers, content)
+            reply = endpoint.respond(self._services, body, receive, job)
+            if isawaitable(reply):
+                reply = await reply
         except _FrameworkNeededError:
             await self._forward(scope, _replay(content, receive) if posted else receive, send)
         except DistError as error:
@@ -79,11 +84,10 @@ class GatewayApplication:
             raise  # for the server to log
         else:
             if isinstance(body, JoinRequest) and isinstance(reply, JoinReply) and reply.members:
-                gzip = b"gzip" in _header(scope, b"accept-encoding")
+                gzip = b"gzip" in headers.get(b"accept-encoding", b"")
                 await _respond_shared(send, self._replies.encoded(reply), body.member, gzip)
             else:
-                headers = _JSON if posted else (*_JSON, (b"cache-control", b"no-store"))
-                await _respond(send, HTTPStatus.OK, encode(reply), headers)
+                await _respond(send, HTTPStatus.OK, encode(reply), _JSON if posted else _UNSTORED_JSON)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Scan the registry for silent ranks while the server runs."""
@@ -130,14 +134,14 @@ class _FrameworkNeededError(Exception):
     """The endpoint has no handler, or the request is not to the letter."""
 
 
-def _parse(endpoint: Endpoint, scope: Message, content: bytes) -> object:
+def _parse(endpoint: Endpoint, scope: Message, headers: Mapping[bytes, bytes], content: bytes) -> object:
     """Return the body or the query of a request."""
     if endpoint.handler is None:
         raise _FrameworkNeededError
     try:
         if endpoint.method == "GET":
             return endpoint.kind and json_text.read_query(endpoint.kind, scope["query_string"])
-        if _header(scope, b"content-type") != b"application/json":
+        if headers.get(b"content-type") != b"application/json":
             raise _FrameworkNeededError
         return json_text.read(endpoint.kind, content)
     except InvalidBodyError as error:
@@ -193,8 +197,3 @@ async def _respond(send: Send, status: int, content: bytes, headers: Headers) ->
         await send({"type": "http.response.body", "body": content, "more_body": True})
         content = b""
     await send({"type": "http.response.body", "body": content})
-
-
-def _header(scope: Message, name: bytes) -> bytes:
-    found: bytes = next((value for field, value in scope["headers"] if field == name), b"")
-    return found

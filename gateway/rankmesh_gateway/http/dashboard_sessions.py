@@ -143,10 +143,10 @@ def cookie_name(host: bytes) -> str:
 def cookie_of(scope: Message) -> bytes:
     """Return the token in a request's cookie; empty without one, and in a request of another port's or site's page."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
-    if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+    if b"cookie" not in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         return b""
     name = cookie_name(headers.get(b"host", b"")).encode()
-    cookies = (each.strip().partition(b"=") for each in headers.get(b"cookie", b"").split(b";"))
+    cookies = (each.strip().partition(b"=") for each in headers[b"cookie"].split(b";"))
     token = next((value for field, _, value in cookies if field == name), b"")
     return token if token.startswith(_PREFIX) else b""
 

@@ -6,11 +6,10 @@ table. An endpoint that is not in it needs the role ``run``, and rejects the cre
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, get_type_hints
 
 from rankmesh_agent.http.middleware import Receive
@@ -52,13 +51,10 @@ class Endpoint:
         """The type of the request's body, or of its query; None without either."""
         return self.hints.get("body") or self.hints.get("query")
 
-    async def respond(
-        self, services: handlers.Services, body: object, receive: Receive, job: str | None = None
-    ) -> object:
-        """Return the handler's reply; see ``handlers``."""
+    def respond(self, services: handlers.Services, body: object, receive: Receive, job: str | None = None) -> Any:
+        """Return the handler's reply, or an awaitable of it; see ``handlers``."""
         assert self.handler is not None
-        reply = self.handler(*(services, body, receive, job)[: self.handler.__code__.co_argcount])
-        return await reply if inspect.isawaitable(reply) else reply
+        return self.handler(*(services, body, receive, job)[: self.handler.__code__.co_argcount])
 
 
 _MEMBERSHIP, _AGENTS, _GROUPS, _EVENTS, _DIAGNOSIS = "membership", "agents", "groups", "events", "diagnosis"
@@ -104,6 +100,7 @@ _BY_PATH = {(each.method, each.path): each for each in ENDPOINTS}
 _PATTERNS = [(re.compile(re.sub(r"\{\w+\}", "[^/]+", each.path)), each) for each in ENDPOINTS if "{" in each.path]
 
 
+@lru_cache
 def endpoint_of(method: str, path: str) -> Endpoint | None:
     """Return the endpoint of a request, None for those that are not in the table; HEAD is GET."""
     method = "GET" if method == "HEAD" else method

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
@@ -107,10 +106,15 @@ _RETRY_SECONDS = 1
 async def join(services: Services, body: JoinRequest, receive: Receive) -> JoinReply:
     """Join a job. The response is held back while ranks are missing, 20 s at most; repeat it until it is complete."""
     future = services.registry.join(body)
+    seconds = min(LONG_POLL_SECONDS, max(0.0, body.wait))
+    disconnect: asyncio.Future[Any] = asyncio.ensure_future(receive())
+    complete: asyncio.Future[Any] = asyncio.wrap_future(future)
     try:
-        disconnected = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)))
+        await asyncio.wait({disconnect, complete}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         future.cancel()
+        disconnected = disconnect.done()
+        disconnect.cancel()
     if disconnected:
         services.registry.withdraw_join(body)
     return services.registry.join_status(body) if future.cancelled() else future.result()
@@ -222,14 +226,14 @@ def overview(services: Services, query: JobQuery) -> Overview:
 
 
 async def diagnosis(services: Services, query: DiagnosisQuery) -> Diagnosis:
-    """Say in words why jobs are stuck: the findings of `rankmesh diagnose`.
+    """Say in words why jobs are stuck: the problems of `rankmesh diagnose`.
 
-    The gateway asks the agents of all ranks at once; one that does not answer within `patience` seconds is part of the
-    findings. Without `patience`, it is a second, and a diagnosis serves all clients for two seconds, or 20 ms for each
+    The gateway asks the agents of all ranks at once; one that does not answer within `patience` seconds is one of the
+    problems. Without `patience`, it is a second, and a diagnosis serves all clients for two seconds, or 20 ms for each
     rank if that is longer.
     """
     found = await services.diagnosis.diagnose(query.job, query.patience)
-    return replace(found, problems=services.snapshots.build(query.job, found.findings).problems)
+    return replace(found, problems=services.snapshots.build(query.job, found.problems).problems)
 
 
 async def rank_snapshots(services: Services, query: SnapshotsQuery) -> list[RankDetails]:
@@ -261,23 +265,3 @@ def problem_headers(error: DistError) -> dict[str, str]:
     if isinstance(error, NoFreeAgentError):
         headers["retry-after"] = str(_RETRY_SECONDS)
     return headers
-
-
-async def _wait(future: Future[JoinReply], receive: Receive, seconds: float) -> bool:
-    """Wait until the future is done, the client has disconnected or the time is up.
-
-    Args:
-        future: the result to wait for.
-        receive: returns when the client has disconnected, as the body has been received.
-        seconds: the time.
-
-    Returns:
-        Whether the client has disconnected.
-    """
-    disconnect: asyncio.Future[Any] = asyncio.ensure_future(receive())
-    complete: asyncio.Future[Any] = asyncio.wrap_future(future)
-    try:
-        await asyncio.wait({disconnect, complete}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        return disconnect.done()
-    finally:
-        disconnect.cancel()

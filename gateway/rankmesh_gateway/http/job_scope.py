@@ -38,19 +38,21 @@ def confine(scope: Message, grant: Grant) -> None:
         scope["state"][_BODY_JOB] = grant
 
 
-def check_body(scope: Message, content: bytes) -> None:
-    """Check that the job that a request's body names is that of its credential.
+def check_body(scope: Message, content: bytes) -> str | None:
+    """Check that the job that a request's body names is that of its credential; return it, None for all jobs.
 
     Raises:
         ForbiddenJobError: it is another, or the body names none.
     """
     grant: Grant | None = scope.get("state", {}).get(_BODY_JOB)
-    if grant is not None:
-        try:
-            named = json_text.read(_JobOfBody, content).job
-        except (InvalidBodyError, ValueError):
-            named = ""
-        grant.require(named)
+    if grant is None:
+        return None
+    try:
+        named = json_text.read(_JobOfBody, content).job
+    except (InvalidBodyError, ValueError):
+        named = ""
+    grant.require(named)
+    return grant.job
 
 
 def job_of(scope: Message) -> str | None:

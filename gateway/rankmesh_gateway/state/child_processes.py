@@ -36,9 +36,10 @@ class ChildProcesses:
         Raises:
             RankTakenError: the join is of another job than the members that are there; they stay.
         """
-        parent, process = request.parent, _process(request.member)
+        parent = request.parent
         if parent.rpartition("/")[0] != self._job:
             return None
+        process = _process(request.member)
         if process in self._disputed:
             raise self.refusal(request)
         record = self._records.get(parent)

@@ -73,7 +73,7 @@ class Epoch:
     _reply: JoinReply | None = None
     _due: float = float("-inf")
     """The earliest time at which a silent rank's state may change."""
-    _joiners_due: float = float("-inf")
+    _joiners_due: float = float("inf")
     """The earliest time at which a joiner may have been silent for too long."""
 
     def missing(self, most: int | None = None) -> list[int]:
@@ -89,11 +89,11 @@ class Epoch:
     @property
     def complete(self) -> bool:
         """True if every rank has joined."""
-        return self.count == self.size
+        return len(self.records) + len(self.unassigned) == self.size
 
     def all_records(self) -> list[RankRecord]:
         """Return the records by rank, then those without a rank in the order in which they came."""
-        return [*(self.records[rank] for rank in sorted(self.records)), *self.unassigned.values()]
+        return [*map(self.records.__getitem__, sorted(self.records)), *self.unassigned.values()]
 
     def find(self, rank: int, instance: str) -> RankRecord | None:
         """Return the record of a rank if this process holds it; of UNASSIGNED, the record of any rank it holds."""
@@ -108,7 +108,9 @@ class Epoch:
             return known
         if self.since is None:
             self.since = now
-        return self.add(RankRecord(member, now, waiters=set() if known is None else known.waiters))
+        if known is None:
+            return self.add(RankRecord(member, now))
+        return self.add(RankRecord(member, now, logged_state=known.logged_state, waiters=known.waiters))
 
     def add(self, record: RankRecord) -> RankRecord:
         """Add a record; see ``admit``."""
@@ -155,7 +157,7 @@ class Epoch:
 
     def live_ranks(self) -> int:
         """Return how many of the ranks have neither left nor failed."""
-        return self.count - len(self._ended)
+        return len(self.records) + len(self.unassigned) - len(self._ended)
 
     def ended(self) -> list[RankRecord]:
         """Return the ranks that have left or failed, by rank."""
@@ -233,14 +235,15 @@ class Epoch:
             now: the clock.
             interval: seconds between the heartbeats of a rank.
         """
-        for rank, record in zip(self.missing(), self.unassigned.values(), strict=True):
-            record.member = replace(record.member, rank=rank)
-            self.records[rank] = record
-        self.unassigned = {}
+        if self.unassigned:
+            for rank, record in zip(self.missing(), self.unassigned.values(), strict=True):
+                record.member = replace(record.member, rank=rank)
+                self.records[rank] = record
+            self.unassigned = {}
         for record in self.records.values():
             record.joining, record.last_seen = False, now
             record.interval = record.told_interval = interval
-            self.heard(record)
+        self._due = min(self._due, now + suspect_seconds(interval))
         self.since, self.interval, self._reply = now, interval, None
 
     def heard(self, record: RankRecord) -> None:

@@ -114,7 +114,9 @@ class EventLog:
             self.last += 1
             self._kept.append(Event(self.last, kind, data, job))
             self._counted[kind] += 1
-        self._wake_all()
+            listeners = list(self._listeners.values())
+        for wake in listeners:
+            wake()
 
     def restore(self, events: Sequence[Event]) -> None:
         """Put the events of an earlier log, the oldest first, before all of this one."""

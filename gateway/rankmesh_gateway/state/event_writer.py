@@ -7,9 +7,11 @@ a heartbeat, and while a client listens; the event has the time of the change.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rankmesh_agent.wire.ranges import named_ranks
 from rankmesh_agent.wire.schemas import UNASSIGNED, GroupInfo, RankState, failed_seconds, suspect_seconds
+from rankmesh_gateway.humanize import failed_text, held_up_text, suspect_text
 from rankmesh_gateway.schemas import GroupInFlight
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventKind, EventLog
@@ -88,12 +90,12 @@ class EventWriter:
             elif state == "suspect":
                 seconds = suspect_seconds(record.interval)
                 at = record.last_seen + seconds
-                detail = f"no heartbeat of {rank} for {seconds:g} s"
+                detail = suspect_text(rank, seconds)
             elif state == "failed":
                 seconds = failed_seconds(record.interval)
                 if not record.reason:
                     at = record.last_seen + seconds
-                detail = f"{rank} has failed: {record.reason or f'no heartbeat for {seconds:g} s'}"
+                detail = failed_text(rank, record.reason or f"no heartbeat for {seconds:g} s")
             else:
                 detail = f"{rank} has left"
             self._rank_event(_STATE_EVENTS[state], detail, epoch, record, at)
@@ -131,14 +133,16 @@ class EventWriter:
         present = {(call.group, call.seq): call for call in calls}
         for key in epoch.logged_calls.keys() - present.keys():
             began, call = epoch.logged_calls.pop(key)
-            self._call_event("call-ended", f"waited {now - began:.0f} s for", epoch, call)
+            self._call_event("call-ended", replace(call, age=now - began), epoch, now, ", and has ended")
         for key, call in present.items():
             if call.held_up and key not in epoch.logged_calls:
                 epoch.logged_calls[key] = (now - call.age, call)
-                self._call_event("call-held-up", "waits for", epoch, call)
+                self._call_event("call-held-up", call, epoch, now)
 
-    def _call_event(self, kind: EventKind, what: str, epoch: Epoch, call: GroupInFlight) -> None:
-        detail = f"{call.op} #{call.seq} in group {call.name!r} {what} {_listed(call.missing)}"
+    def _call_event(self, kind: EventKind, call: GroupInFlight, epoch: Epoch, now: float, end: str = "") -> None:
+        found = (epoch.records[rank] for rank in call.missing if rank in epoch.records)
+        known = {each.member.rank: f" ({each.member.host}, pid {each.member.pid}, {each.state(now)})" for each in found}
+        detail = held_up_text(call, f"group {call.name}", known) + end
         self._log.append(kind, detail, job=epoch.job, ranks=call.missing, group=call.group, epoch=epoch.number)
 
     def _rank_event(
@@ -148,7 +152,7 @@ class EventWriter:
         self._log.append(kind, detail, at=at, job=epoch.job, ranks=ranks, epoch=epoch.number)
 
     def _group_event(self, kind: EventKind, detail: str, epoch: Epoch, group: GroupInfo) -> None:
-        detail = f"group {group.name!r} {detail}"
+        detail = f"group {group.name} {detail}"
         ranks = epoch.groups.ranks(group.id) or []
         self._log.append(kind, detail, job=epoch.job, ranks=ranks, group=group.id, epoch=epoch.number)
 

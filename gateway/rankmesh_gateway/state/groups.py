@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import RankGroupInfo, suspect_seconds
 from rankmesh_gateway.schemas import HELD_UP_SECONDS, GroupInFlight
 from rankmesh_gateway.state.epoch import Epoch
+
+
+class GroupNotFoundError(DistNetworkError):
+    """No group, or more than one, has that id or name."""
+
+    code = "group-not-found"
+    status = 404
 
 
 def merged_groups(epoch: Epoch, now: float) -> list[RankGroupInfo]:
@@ -73,3 +83,21 @@ def merged_calls(epoch: Epoch, now: float) -> list[GroupInFlight]:
         merged.missing = [rank for rank, number in begun[group_id].items() if number < seq]
         merged.held_up = bool(merged.missing) and merged.age >= HELD_UP_SECONDS
     return [found[key] for key in sorted(found)]
+
+
+def find_group(epochs: Iterable[Epoch], name: str, now: float) -> tuple[Epoch, RankGroupInfo]:
+    """Return the group of that id, or of that name if no other live group has it, and its epoch.
+
+    Raises:
+        GroupNotFoundError: no group has that id or name, or several have that name.
+    """
+    found = [(epoch, info) for epoch in epochs for info in merged_groups(epoch, now) if name in (info.id, info.name)]
+    if len(found) > 1:  # epochs without a live rank do not count
+        found = [(epoch, info) for epoch, info in found if epoch.live_ranks()]
+    if len(found) == 1:
+        return found[0]
+    why = f"no rank reports a group {name!r}; GET /v1/groups lists those there are"
+    if found:
+        where = ", ".join(f"{info.id} in job {info.job!r}" for _, info in found[:20])
+        why = f"{len(found)} groups are called {name!r}: {where}; say which by its id"
+    raise GroupNotFoundError(why, group=name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rankmesh_agent.wire.errors import WorldSizeMismatchError
 from rankmesh_agent.wire.schemas import GrowingWorld, JoinRequest, Member
 from rankmesh_gateway.state.epoch import Epoch
@@ -35,11 +33,9 @@ class Growth:
         """The epoch that grows, or grew last; 0 without one."""
         return 0 if self._world is None else self._world.epoch
 
-    def epochs(self) -> Iterator[Epoch]:
-        """Yield the epochs whose processes wait."""
-        if self.forming is not None:
-            yield self.forming
-        yield self.wait_list
+    def epochs(self) -> tuple[Epoch, ...]:
+        """Return the epochs whose processes wait."""
+        return (self.wait_list,) if self.forming is None else (self.forming, self.wait_list)
 
     def epoch_of(self, member: Member) -> Epoch:
         """Return the epoch in which a process waits; without one, the wait list."""

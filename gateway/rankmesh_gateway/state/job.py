@@ -78,7 +78,8 @@ class Job:
             WorldSizeMismatchError: the forming world has another size.
         """
         self._check_attempt(request)
-        request = self._resolved(request)
+        if request.awaits_growth:
+            request = self._resolved(request)
         member = request.member
         joined = self.epoch_of(member)
         if joined is not None:
@@ -86,7 +87,8 @@ class Job:
         if request.awaits_growth or request.growth is not None:
             return self._join_growth(request, now)
         latest = self.latest()
-        self._check_parent(request, latest, now)
+        if request.parent:
+            self._check_parent(request, latest, now)
         if latest is not None and self.holds_ranks:
             latest.check_rank_free(member, now)
             latest.check_not_full(request.world_size, member, now)
@@ -94,10 +96,10 @@ class Job:
         epoch = self.forming or self._next_epoch(request.world_size)
         epoch.check_world_size(request.world_size, member)
         epoch.check_rank_free(member, now)
-        known = epoch.find(member.rank, member.instance)
         record = epoch.admit(member, now)
-        self._children.add(request, record)
-        if known is None:
+        if request.parent:
+            self._children.add(request, record)
+        if record.logged_state is None:
             self._writer.rank_joining(epoch, record)
         self.forming = epoch
         if epoch.complete:
@@ -280,11 +282,10 @@ class Job:
         """Return the joins that wait."""
         return [future for epoch in self._incomplete() for future in epoch.waiters()]
 
-    def _incomplete(self) -> Iterator[Epoch]:
-        """Yield the epochs whose worlds are incomplete."""
-        if self.forming is not None:
-            yield self.forming
-        yield from self.growth.epochs()
+    def _incomplete(self) -> tuple[Epoch, ...]:
+        """Return the epochs whose worlds are incomplete."""
+        waiting = self.growth.epochs()
+        return waiting if self.forming is None else (self.forming, *waiting)
 
     def latest(self) -> Epoch | None:
         """Return the last epoch whose world was complete."""
@@ -301,7 +302,7 @@ class Job:
 
     def live_ranks(self) -> int:
         """Return how many ranks are live, joining ones included."""
-        return sum(epoch.live_ranks() for epoch in (*self.epochs.values(), *self._incomplete()))
+        return sum(map(Epoch.live_ranks, (*self.epochs.values(), *self._incomplete())))
 
     def excuse(self, seconds: float) -> None:
         """Take some seconds off the silence of all ranks."""
@@ -315,7 +316,7 @@ class Job:
 
     def drop_silent_joiners(self, now: float) -> None:
         """Forget joiners whose processes have died, and the forming epoch if there are no others."""
-        for epoch in list(self._incomplete()):
+        for epoch in self._incomplete():
             for record in epoch.silent_joiners(now):
                 self._remove(epoch, record)
 

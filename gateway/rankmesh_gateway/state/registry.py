@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -29,7 +30,7 @@ from rankmesh_gateway.state.agent_pool import AgentPool
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventLog
 from rankmesh_gateway.state.event_writer import EventWriter
-from rankmesh_gateway.state.groups import merged_calls, merged_groups
+from rankmesh_gateway.state.groups import find_group, merged_calls, merged_groups
 from rankmesh_gateway.state.history import History
 from rankmesh_gateway.state.job import Job
 from rankmesh_gateway.state.launchers import LauncherRegistry
@@ -53,13 +54,6 @@ SCAN_SECONDS = 1.0
 """Interval at which a server polls the registry, see ``expect_scans``."""
 _PAUSE_SECONDS = 2.5
 """A server that has not done anything for this long was itself suspended."""
-
-
-class GroupNotFoundError(DistNetworkError):
-    """No group, or more than one, has that id or name."""
-
-    code = "group-not-found"
-    status = 404
 
 
 class JobNotFoundError(DistNetworkError):
@@ -145,7 +139,9 @@ class Registry:
             now = self._now()
             self._poll_if_due(now)
             job.poll_timeouts(now)
-            ended = job.restart(request.attempt, now, self.launchers.reason(job.name, request.attempt))
+            ended = []
+            if request.attempt > job.attempt:
+                ended = job.restart(request.attempt, now, self.launchers.reason(job.name, request.attempt))
             epoch = job.join(request, now)
             self._jobs[job.name] = job
             record = epoch.find(UNASSIGNED, request.member.instance)
@@ -156,7 +152,7 @@ class Registry:
         _cancel(ended)
         if reply is not None:
             self.deliver(ready, reply)
-        future.add_done_callback(lambda ended: self._drop_waiter(record, ended))
+        future.add_done_callback(partial(self._drop_waiter, record))
         return future
 
     def restart(self, job: str, attempt: int) -> None:
@@ -341,15 +337,13 @@ class Registry:
     def ended_ranks(self, request: EpochRequest) -> list[RankInfo]:
         """Return the ranks of an epoch that have left or failed, by rank."""
         with self._lock:
-            job, now = self._jobs.get(request.job), self._polled_now()
-            epoch = job.epochs.get(request.epoch) if job is not None else None
-            return [each.info(request.job, request.epoch, now) for each in epoch.ended()] if epoch is not None else []
+            now, epoch = self._polled_now(), self._epoch(request)
+            return [] if epoch is None else [each.info(request.job, request.epoch, now) for each in epoch.ended()]
 
     def addresses(self, request: MembersRequest) -> list[Member]:
         """Return those of the wanted members of an epoch that are known."""
         with self._lock:
-            job = self._jobs.get(request.job)
-            epoch = job.epochs.get(request.epoch) if job is not None else None
+            epoch = self._epoch(request)
             return [] if epoch is None else epoch.members(request.ranks)
 
     def attempt_ranks(self, job: str, attempt: int) -> list[RankInfo]:
@@ -391,26 +385,10 @@ class Registry:
             return [each for epoch in self._epochs(job) for each in merged_calls(epoch, now)]
 
     def find_group(self, name: str, job: str | None = None) -> tuple[RankGroupInfo, dict[int, RankInfo]]:
-        """Return a group, and the ranks of its epoch.
-
-        Args:
-            name: the group's id, or its name if no other live group has it.
-            job: search in this job only.
-
-        Raises:
-            GroupNotFoundError: no group has that id or name, or several have that name.
-        """
+        """Return a group of one job or of all, and the ranks of its epoch; see ``groups.find_group``."""
         with self._lock:
             now = self._polled_now()
-            epochs = self._epochs(job)
-            found = [
-                (epoch, info) for epoch in epochs for info in merged_groups(epoch, now) if name in (info.id, info.name)
-            ]
-            if len(found) > 1:  # epochs without a live rank do not count
-                found = [(epoch, info) for epoch, info in found if epoch.live_ranks()]
-            if len(found) != 1:
-                raise _group_not_found(name, [info for _, info in found])
-            epoch, info = found[0]
+            epoch, info = find_group(self._epochs(job), name, now)
             return info, {rank: record.info(epoch.job, epoch.number, now) for rank, record in epoch.records.items()}
 
     def members(self, job: str) -> dict[int, RankInfo]:
@@ -484,6 +462,10 @@ class Registry:
     def _epochs(self, name: str | None) -> list[Epoch]:
         return [epoch for each in sorted(self._jobs) if name in (None, each) for epoch in self._jobs[each]]
 
+    def _epoch(self, request: EpochRequest | MembersRequest) -> Epoch | None:
+        job = self._jobs.get(request.job)
+        return None if job is None else job.epochs.get(request.epoch)
+
     def _job(self, name: str) -> Job:
         """Return the job of that name, or a new one that the caller adds once a rank is in it."""
         if name not in self._jobs:
@@ -507,13 +489,6 @@ class Registry:
     def _drop_waiter(self, record: RankRecord, future: Future[JoinReply]) -> None:
         with self._lock:
             record.waiters.discard(future)
-
-
-def _group_not_found(name: str, found: list[RankGroupInfo]) -> GroupNotFoundError:
-    if not found:
-        return GroupNotFoundError(f"no rank reports a group {name!r}; GET /v1/groups lists those there are", group=name)
-    where = ", ".join(f"{info.id} in job {info.job!r}" for info in found[:20])
-    return GroupNotFoundError(f"{len(found)} groups are called {name!r}: {where}; say which by its id", group=name)
 
 
 def complete_joins(joins: Iterable[Future[JoinReply]], reply: JoinReply) -> None:

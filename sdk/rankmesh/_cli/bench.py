@@ -35,19 +35,21 @@ _LAST_LINES = 3
 @command
 def bench(
     nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")] = 2,
-    sizes: Annotated[str, typer.Option(metavar="LIST", help="Sizes in bytes: 4,64K,1M,16M.")] = "4,4K,64K,1M,16M",
+    sizes: Annotated[
+        str, typer.Option(metavar="LIST", help="Sizes in bytes; K is 1024, M 1024 K.")
+    ] = "4,4K,64K,1M,16M",
     ops: Annotated[str, typer.Option(metavar="LIST", help="Operations: " + ", ".join(OPERATIONS) + ".")] = "all_reduce",
     transport: Annotated[
         Literal["auto", "shm", "tcp"], typer.Option(help="Transport; auto: shared memory if there is any.")
     ] = "auto",
-    budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.01, help="Seconds for each measurement.")] = 0.5,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Timeout of everything.")] = 300.0,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.01, help="Duration of each measurement.")] = 0.5,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Timeout of the whole run.")] = 300.0,
     json: JsonOption = False,
 ) -> int:
-    """Measure collectives among ranks on this machine: a job of its own, through the launcher.
+    """Measure collectives between ranks on this machine, in a job of its own.
 
-    The size is that of the larger array of a rank, its input or its output. Bandwidth is that size by the time of a
-    call; bus bandwidth is what each rank has to send by the time, which does not depend on the number of ranks.
+    The size is that of a rank's input or output, whichever is larger. Bandwidth is that size divided by the time of a
+    call; bus bandwidth is the number of bytes that each rank has to send, divided by that time.
     """
     require_linux()
     wanted = [name.strip() for name in ops.split(",") if name.strip()]

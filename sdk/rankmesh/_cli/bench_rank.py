@@ -20,56 +20,43 @@ _WARM_UP = 3
 
 
 class Case(NamedTuple):
-    """An operation with its arrays.
+    """An operation.
 
     Attributes:
         call: carries it out once.
-        check: whether the result is right after one call.
+        result: the array that it changes at this rank.
+        expected: the elements of that array after one call.
         bus: bytes that each rank sends per byte of the size.
     """
 
     call: Callable[[], Any]
-    check: Callable[[], bool]
-    bus: float
+    result: Any = 0
+    expected: Any = 0
+    bus: float = 0.0
 
 
 def case(op: str, nbytes: int, rank: int, size: int) -> Case:
     """Return an operation on float32 arrays, the larger of input and output of about ``nbytes`` bytes."""
-    share = max(1, nbytes // 4 // size)
-    count = share * size if op in ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all") else nbytes // 4
-    whole = np.zeros(max(1, count), np.float32)
+    share, is_root, rest = max(1, nbytes // 4 // size), rank == 0, (size - 1) / size
+    split = op in ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
+    whole = np.zeros(share * size if split else max(1, nbytes // 4), np.float32)
     mine = np.full(share, rank, np.float32)
-    parts = list(whole.reshape(size, share)) if whole.size == share * size else []
-    everyone = np.repeat(np.arange(size, dtype=np.float32), share)
-    rest = (size - 1) / size
-    match op:
-        case "all_reduce":
-            return Case(lambda: dist.all_reduce(whole), lambda: _same(whole, 0), 2 * rest)
-        case "reduce":
-            return Case(lambda: dist.reduce(whole, 0), lambda: rank != 0 or _same(whole, 0), 1.0)
-        case "broadcast":
-            whole[:] = rank
-            return Case(lambda: dist.broadcast(whole, 0), lambda: _same(whole, 0), 1.0)
-        case "all_gather":
-            return Case(lambda: dist.all_gather_into_tensor(whole, mine), lambda: _same(whole, everyone), rest)
-        case "gather":
-            into = parts if rank == 0 else None
-            return Case(lambda: dist.gather(mine, into, 0), lambda: rank != 0 or _same(whole, everyone), rest)
-        case "scatter":
-            whole[:] = everyone
-            source = parts if rank == 0 else None
-            return Case(lambda: dist.scatter(mine, source, 0), lambda: _same(mine, rank), rest)
-        case "reduce_scatter":
-            whole[:] = everyone
-            return Case(lambda: dist.reduce_scatter_tensor(mine, whole), lambda: _same(mine, rank * size), rest)
-        case "all_to_all":
-            sent = np.full(whole.size, rank, np.float32)
-            return Case(lambda: dist.all_to_all_single(whole, sent), lambda: _same(whole, everyone), rest)
-    return Case(dist.barrier, lambda: True, 0.0)
-
-
-def _same(array: np.ndarray[Any, Any], expected: Any) -> bool:
-    return bool((array == expected).all())
+    every = np.repeat(np.arange(size, dtype=np.float32), share)
+    parts = list(whole.reshape(size, share)) if split and is_root else None
+    sent = np.full(whole.size if op == "all_to_all" else 0, rank, np.float32)
+    before: dict[str, Any] = {"broadcast": rank, "scatter": every, "reduce_scatter": every}
+    whole[:] = before.get(op, 0)
+    return {
+        "all_reduce": Case(lambda: dist.all_reduce(whole), whole, 0, 2 * rest),
+        "reduce": Case(lambda: dist.reduce(whole, 0), whole if is_root else 0, 0, 1.0),
+        "broadcast": Case(lambda: dist.broadcast(whole, 0), whole, 0, 1.0),
+        "all_gather": Case(lambda: dist.all_gather_into_tensor(whole, mine), whole, every, rest),
+        "gather": Case(lambda: dist.gather(mine, parts, 0), whole if is_root else every, every, rest),
+        "scatter": Case(lambda: dist.scatter(mine, parts, 0), mine, rank, rest),
+        "reduce_scatter": Case(lambda: dist.reduce_scatter_tensor(mine, whole), mine, rank * size, rest),
+        "all_to_all": Case(lambda: dist.all_to_all_single(whole, sent), whole, every, rest),
+        "barrier": Case(dist.barrier),
+    }[op]
 
 
 def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
@@ -81,7 +68,7 @@ def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
     rank, size = dist.get_rank(), dist.get_world_size()
     prepared = case(op, nbytes, rank, size)
     prepared.call()
-    if not prepared.check():
+    if np.any(prepared.result != prepared.expected):
         raise ArithmeticError(f"{op} of {nbytes} bytes: the result at rank {rank} is wrong")
     slowest = np.array([min(_timed(prepared.call, 1) for _ in range(_WARM_UP))])
     dist.all_reduce(slowest, dist.ReduceOp.MAX)  # all ranks make the same number of calls

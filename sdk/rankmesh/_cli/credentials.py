@@ -39,15 +39,15 @@ def of_role(token: str, role: RoleName) -> str:
 @command
 def token(
     role: Annotated[
-        RoleName, typer.Option(help="read: state and metrics; use: store and tensors, too; run: everything.")
+        RoleName, typer.Option(help="read: state and metrics; use: also the store and tensors; run: everything.")
     ] = RoleName.RUN,
-    job: Annotated[str, typer.Option(metavar="NAME", help="Only for this job; all jobs if left out.")] = "",
+    job: Annotated[str, typer.Option(metavar="NAME", help="Only for this job; by default for all jobs.")] = "",
     lease: Annotated[
         str,
         typer.Option(metavar="ID", help="Only for the rank of this lease of a standalone agent; needs --job."),
     ] = "",
     ca: Annotated[
-        bool, typer.Option("--ca", help="Print the certificate of its authority, for 'curl --cacert' and browsers.")
+        bool, typer.Option("--ca", help="Print the certificate authority of the job, for 'curl --cacert' and browsers.")
     ] = False,
     new: Annotated[bool, typer.Option("--new", help="Print a new token, of 256 random bits.")] = False,
     gateway: GatewayOption = "",
@@ -55,8 +55,8 @@ def token(
 ) -> int:
     """Print the token of your job on this host, or of the environment; or a credential derived from it.
 
-    A client sets it as its RANKMESH_TOKEN; with --job, so can all ranks of that job, which need no RANKMESH_JOB then.
-    No request is sent: --gateway or --job selects one of several jobs.
+    A client sets it as RANKMESH_TOKEN. With --job, so can all ranks of that job, which then need no RANKMESH_JOB. No
+    request is sent; --gateway or --job selects one of several jobs.
     """
     if new:
         write(secrets.token_hex(32) + "\n")
@@ -95,7 +95,7 @@ def token(
 def get(
     url: Annotated[
         str,
-        typer.Argument(metavar="URL", help="An endpoint of a gateway or an agent, or a path at the gateway: /v1/jobs."),
+        typer.Argument(metavar="URL", help="URL at a gateway or an agent, or a path at the gateway, such as /v1/jobs."),
     ],
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,

@@ -27,11 +27,11 @@ def dashboard(
     token_file: TokenFileOption = None,
     job: JobOption = "",
     role: Annotated[
-        RoleName, typer.Option(help="run: also the stacks of ranks, if your token has that role; read: all but these.")
+        RoleName, typer.Option(help="run: with the stacks of ranks, if your token has that role; read: without them.")
     ] = RoleName.RUN,
     browser: Annotated[bool, typer.Option("--open", help="Also open the link in a browser on this host.")] = False,
 ) -> int:
-    """Print a link to the dashboard of your job; it opens once, has no token in it, and changes nothing."""
+    """Print a link to the dashboard of your job. It works once, contains no token, and is read-only."""
     with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
         base, tunnel = _seen_by_browsers(service)
         link = f"{base}/"

@@ -33,7 +33,7 @@ def diagnose(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="Directory with dumps of flight recorders, of a job that is over; else a job that runs is diagnosed.",
+            help="Dumps of the flight recorders of a job that is over; without it, a running job is diagnosed.",
         ),
     ] = None,
     gateway: GatewayOption = "",
@@ -44,11 +44,11 @@ def diagnose(
 ) -> int:
     """Report why a job is stuck: which rank, in which call or line, since when, which ranks wait for it, what to do.
 
-    With a directory, why it was stuck, from the dumps that its ranks have left: in RANKMESH_DUMP_DIR, or from torch's
-    flight recorder.
+    With DIR, report why a job was stuck, from the dumps that its ranks have written to RANKMESH_DUMP_DIR, or those of
+    torch's flight recorder.
 
     Exit code 0: no rank has waited for another for a second or longer; 1: one has, or a rank does not answer or has
-    failed, or 'rankmesh status' reports another problem; 3: no gateway answers. With a directory, 0: no rank waited for
+    failed, or 'rankmesh status' reports another problem; 3: no gateway answers. With DIR, 0: no rank waited for
     another; 1: one did, or left no dump.
     """
     if directory is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +16,7 @@ from rankmesh._cli.tables import Table, show
 from rankmesh_gateway.humanize import rate, seconds, size
 
 if TYPE_CHECKING:
-    from rankmesh._cli.probe import Pair, ProbeResults
-    from rankmesh._cli.rules import Finding
+    from rankmesh._cli.checks import CheckResult, ProbeResults
 
 MIB = 1 << 20
 _FIRST_SECONDS = 10.0
@@ -28,10 +28,18 @@ def doctor(
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
     job: JobOption = "",
-    patience: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=20.0, help="Timeout of each probe.")] = 3.0,
+    patience: Annotated[
+        float,
+        typer.Option(
+            "--request-timeout", "--patience", metavar="SECONDS", min=0.1, max=20.0, help="Timeout of a measurement."
+        ),
+    ] = 3.0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Timeout of the whole check.")] = 60.0,
     mib: Annotated[
-        int, typer.Option(metavar="MIB", min=0, max=64, help="MiB to send each way between a pair; 0: none.")
+        int,
+        typer.Option(
+            metavar="MIB", min=0, max=64, help="MiB (1048576 bytes) to send between each pair of agents; 0: none."
+        ),
     ] = 4,
     json: JsonOption = False,
 ) -> int:
@@ -39,28 +47,30 @@ def doctor(
 
     Exit code 0: there is no problem, at most warnings; 1: there is one; 3: no gateway answers.
     """
-    from rankmesh._cli import probe
-    from rankmesh._cli.rules import evaluate
+    from rankmesh._cli import checks
+    from rankmesh_agent.diagnostics.probe import host_report
     from rankmesh_agent.net.deadline import Deadline
+    from rankmesh_agent.net.sockets import interfaces
 
     deadline = Deadline(timeout)
     with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
-        here = probe.probe_host(settings(), service.token)
+        addresses = dict(interfaces()) if sys.platform == "linux" else {}
+        here = {**vars(host_report(settings(), bool(service.token))), "addresses": addresses}
         try:
-            found = probe.ProbeResults(here, probe.probe_gateway(service), *probe.list_agents(service, job))
+            found = checks.ProbeResults(here, checks.probe_gateway(service), *checks.list_agents(service, job))
         except CommandError:
             if not json:
                 show([_here(here)])
             raise
-    probe.probe_agents(found.agents, service.credential_for, max(patience, _FIRST_SECONDS), deadline)
-    found.pairs = probe.probe_pairs(found.agents, service.credential_for, patience, mib * MIB, deadline)
-    findings = evaluate(found)
-    unhealthy = any(finding.level == "problem" for finding in findings)
+    checks.probe_agents(found.agents, service.credential_for, max(patience, _FIRST_SECONDS), deadline)
+    found.pairs = checks.probe_pairs(found.agents, service.credential_for, patience, mib * MIB, deadline)
+    results = checks.evaluate(found)
+    unhealthy = any(each.level == "problem" for each in results)
     if json:
-        write_json(_document(found, findings, ok=not unhealthy))
+        write_json(_document(found, results, ok=not unhealthy))
     else:
-        rows = [[finding.level, finding.text] for finding in findings]
-        summary = Table("Found", ["", ""], rows, "nothing wrong")
+        rows = [[each.level, each.text] for each in results]
+        summary = Table("Findings", ["", ""], rows, "nothing wrong")
         show([_here(here), _gateway(found), _agents(found), _memory(found), _pairs(found), summary])
     return NEGATIVE if unhealthy else OK
 
@@ -74,7 +84,7 @@ def _here(here: dict[str, Any]) -> Table:
         ["compiled core", f"does not run: {here['native_trouble']}" if here["native_trouble"] else "runs"],
         ["token", "given" if here["token"] else "none given"],
     ]
-    return Table("Here", ["", ""], rows)
+    return Table("This host", ["", ""], rows)
 
 
 def _room(directory: str, total: int | None, free: int | None) -> str:
@@ -105,11 +115,11 @@ def _agents(found: ProbeResults) -> Table:
         place = [agent.name, agent.host, str(agent.pid), agent.url, agent.state]
         rows.append([*place, answers_in, _offset(agent.clock), version])
     columns = ["agent", "host", ">pid", "url", "state", ">answers in", ">clock", "version"]
-    return Table("Agents, as reached from here", columns, rows, "none; 'rankmesh run' starts ranks")
+    return Table("Agents", columns, rows, "none; 'rankmesh run' starts ranks")
 
 
 def _memory(found: ProbeResults) -> Table:
-    from rankmesh._cli.rules import hosts
+    from rankmesh._cli.checks import hosts
 
     rows = [
         [
@@ -133,39 +143,32 @@ def _pairs(found: ProbeResults) -> Table:
             connect = "" if way.connect is None else seconds(way.connect)
             round_trip = "" if way.round_trip is None else seconds(way.round_trip)
             speed = rate(way.bytes / way.seconds) if way.reached and way.seconds else ""
-        ends = [found.agents[pair.source].name, found.agents[pair.target].name]
-        rows.append([*ends, state, connect, round_trip, speed, _carrier(found, pair), stage])
+        rows.append([*pair.names, state, connect, round_trip, speed, pair.carrier, stage])
     columns = ["from", "to", "", ">connects in", ">answers in", ">HTTP", "job uses", ""]
-    title = "Pairs, each measured at its first agent, by HTTP over a TCP connection of its own"
-    return Table(title, columns, rows).without_empty_column()
+    return Table("Connections, measured over HTTP", columns, rows).without_empty_column()
 
 
-def _carrier(found: ProbeResults, pair: Pair) -> str:
-    """Return the transport of a pair's messages in their job, '' without a common job."""
-    source, target = found.agents[pair.source], found.agents[pair.target]
-    if target.rank is None or source.job != target.job:
-        return ""
-    carrier = source.transports.get(str(target.rank), "")
-    return "shared memory" if carrier == "segment" else carrier
-
-
-def _document(found: ProbeResults, findings: list[Finding], *, ok: bool) -> dict[str, Any]:
-    names = [agent.name for agent in found.agents]
+def _document(found: ProbeResults, results: list[CheckResult], *, ok: bool) -> dict[str, Any]:
+    failures: dict[str, list[str]] = {}
+    for each in found.problems:
+        if each["kind"] == "failed":
+            failures.setdefault(each["job"], []).append(each["text"])
     return {
         "ok": ok,
         "time": time.time(),
-        "findings": [finding._asdict() for finding in findings],
+        "findings": [each._asdict() for each in results],
         "here": found.here,
         "gateway": found.gateway,
         "joining": found.joining,
-        "failures": {job: [each["text"] for each in failures] for job, failures in found.failures.items()},
+        "failures": failures,
         "agents": found.agents,
         "pairs": [
             {
-                "from": names[pair.source],
-                "to": names[pair.target],
-                "untold": pair.untold,
-                "job_uses": _carrier(found, pair),
+                "from": pair.source.name,
+                "to": pair.target.name,
+                "not_measured": pair.untold,
+                "untold": pair.untold,  # its name up to version 0.2
+                "job_uses": pair.carrier,
                 **(vars(pair.way) if pair.way is not None else {}),
             }
             for pair in found.pairs

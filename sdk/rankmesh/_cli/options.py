@@ -24,9 +24,8 @@ GatewayOption = Annotated[
     typer.Option(
         "--gateway",
         metavar="URL",
-        help="The gateway; else RANKMESH_GATEWAY or MASTER_ADDR:MASTER_PORT, else that of your job on this host, else "
-        + DEFAULT_GATEWAY
-        + ".",
+        help="The gateway; by default RANKMESH_GATEWAY, MASTER_ADDR:MASTER_PORT, that of your job on this host, or "
+        f"{DEFAULT_GATEWAY}.",
     ),
 ]
 TokenFileOption = Annotated[
@@ -34,15 +33,16 @@ TokenFileOption = Annotated[
     typer.Option(
         "--token-file",
         metavar="PATH",
-        help="File with the token; else RANKMESH_TOKEN, else that of your ranks on this host.",
+        help="File with the token; by default RANKMESH_TOKEN, or the token of your job on this host.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobOption = Annotated[
-    str, typer.Option("--job", metavar="NAME", help="Only this job; it also selects one of yours on this host.")
+    str, typer.Option("--job", metavar="NAME", help="Only this job; needed where several of your jobs run.")
 ]
 PatienceOption = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0.1, max=60.0, help="Seconds that an agent has to answer.")
+    float,
+    typer.Option("--request-timeout", "--patience", metavar="SECONDS", min=0.1, max=60.0, help="Timeout of a request."),
 ]
 PATIENCE = 1.0
 """Default of PatienceOption."""

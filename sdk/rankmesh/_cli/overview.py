@@ -18,7 +18,7 @@ Finding = Mapping[str, Any]
 _OTHERS = frozenset({"suspect", "agent", "group", "call"})
 """Kinds of problems that the gateway knows without asking agents."""
 _PARTS = ("ranks", "agents", "groups", "inflight", "problems")
-_AS_OF = 5
+_UPDATED = 5
 """Place of the column in the table of groups."""
 
 
@@ -148,7 +148,7 @@ def tables(overview: Overview) -> list[Table]:
     of_one = "".join(f" of {job}, epoch {epoch}" for job, epoch in jobs.items() if len(jobs) == 1)
     world = Table(
         f"Ranks{of_one}",
-        ["job", ">rank", "host", ">pid", "state", ">heard", "agent", "reason"],
+        ["job", ">rank", "host", ">pid", "state", ">last heartbeat", "agent", "reason"],
         [
             [
                 each["job"],
@@ -164,14 +164,14 @@ def tables(overview: Overview) -> list[Table]:
         ],
         "none; 'rankmesh run' starts some",
     )
-    return [_compact(world), agents(overview), groups(overview["groups"]), inflight(overview["inflight"])]
+    others = _agent_table(overview["agents"]), group_table(overview["groups"]), inflight_table(overview["inflight"])
+    return [_compact(world), *others]
 
 
-def agents(overview: Overview) -> Table:
-    """Return the standalone agents as a table."""
+def _agent_table(agents: Iterable[Mapping[str, Any]]) -> Table:
     return Table(
         "Agents",
-        ["name", "host", ">pid", "state", ">heard", "url", "leased to"],
+        ["name", "host", ">pid", "state", ">last heartbeat", "url", "leased to"],
         [
             [
                 each["agent"]["name"],
@@ -184,16 +184,16 @@ def agents(overview: Overview) -> Table:
                     f"rank {lease['rank']} of {lease['job']} ({lease['holder']})" for lease in each["agent"]["leases"]
                 ),
             ]
-            for each in overview["agents"]
+            for each in agents
         ],
     )
 
 
-def groups(found: Iterable[Mapping[str, Any]]) -> Table:
+def group_table(found: Iterable[Mapping[str, Any]]) -> Table:
     """Return groups as a table, with the age of the oldest report that the numbers of calls are from."""
     table = Table(
         "Groups",
-        ["job", "group", "ranks", "medium", ">calls", ">as of", ">calls/s", ">bytes/s", "failure"],
+        ["job", "group", "ranks", "medium", ">operations", ">updated", ">operations/s", ">bytes/s", "failure"],
         [
             [
                 each["job"],
@@ -209,7 +209,7 @@ def groups(found: Iterable[Mapping[str, Any]]) -> Table:
             for each in found
         ],
     )
-    return _compact(table.without_empty_column(_AS_OF))
+    return _compact(table.without_empty_column(_UPDATED))
 
 
 def report_age(ages: Iterable[float]) -> str:
@@ -218,7 +218,7 @@ def report_age(ages: Iterable[float]) -> str:
     return f"{seconds(max(found))} ago" if found else ""
 
 
-def inflight(found: Iterable[Mapping[str, Any]]) -> Table:
+def inflight_table(found: Iterable[Mapping[str, Any]]) -> Table:
     """Return the calls in flight as a table, the oldest first."""
     return Table(
         "In flight",
@@ -243,7 +243,7 @@ def summary(overview: Overview, url: str) -> str:
     gateway, rates = overview.get("gateway", {}), overview.get("rates", {})
     return (
         f"gateway {url}, RankMesh {gateway.get('version', '?')}, up {seconds(gateway.get('uptime', 0.0))}; "
-        f"{rates.get('operations', 0.0):.1f} calls/s, {rate(rates.get('bytes', 0.0))}"
+        f"{rates.get('operations', 0.0):.1f} operations/s, {rate(rates.get('bytes', 0.0))}"
     )
 
 

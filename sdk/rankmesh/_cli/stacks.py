@@ -32,7 +32,7 @@ def stacks(
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
     job: JobOption = "",
-    every: Annotated[bool, typer.Option("--all", help="All threads, and all frames.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show all threads and all frames.")] = False,
     patience: PatienceOption = PATIENCE,
     json: JsonOption = False,
 ) -> int:

@@ -39,15 +39,15 @@ _ANSWER_SECONDS = 30.0
 
 app = typer.Typer(
     name="store",
-    help="Read and write a job's key-value store, through any of its agents. Values are bytes, as they are.",
+    help="Read and write a job's key-value store. Values are bytes.",
     no_args_is_help=True,
 )
 
 AgentOption = Annotated[
-    str, typer.Option("--agent", metavar="URL", help="An agent of the job; else one that the gateway lists.")
+    str, typer.Option("--agent", metavar="URL", help="An agent of the job; by default one that the gateway lists.")
 ]
 JobOption = Annotated[
-    str, typer.Option("--job", metavar="NAME", help="The job, where the gateway has several; else RANKMESH_JOB.")
+    str, typer.Option("--job", metavar="NAME", help="The job, where the gateway has several; by default RANKMESH_JOB.")
 ]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 
@@ -192,11 +192,11 @@ def get(
     agent: ServiceClient,
     key: KeyArgument,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Seconds to wait for the key to be set.")
+        float, typer.Option(metavar="SECONDS", min=0.0, help="How long to wait for the key to be set.")
     ] = 0.0,
     json: JsonOption = False,
 ) -> int:
-    """Write a key's value to standard output, as it is.
+    """Write the value of a key to standard output.
 
     Exit code 1: the key is not set; 124: it was not set within --timeout.
     """
@@ -221,7 +221,7 @@ def get(
 def set_value(
     agent: ServiceClient,
     key: KeyArgument,
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="The value; - reads standard input to its end.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The value; - reads it from standard input.")],
     json: JsonOption = False,
 ) -> int:
     """Set a key."""
@@ -242,10 +242,13 @@ def set_value(
 def add(
     agent: ServiceClient,
     key: KeyArgument,
-    amount: Annotated[int, typer.Argument(metavar="AMOUNT", help="What to add; may be negative.")] = 1,
+    amount: Annotated[int, typer.Argument(metavar="AMOUNT", help="The number to add; may be negative.")] = 1,
     json: JsonOption = False,
 ) -> int:
-    """Add to a number, 0 if there is none; write the sum."""
+    """Add to a number, and print the sum.
+
+    A key that is not set counts as 0.
+    """
     _check_keys(key)
     total = agent.post("/v1/store/add", {"key": key, "amount": amount})["value"]
     if json:
@@ -262,14 +265,14 @@ def wait(
     timeout: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", min=0.0, help=f"Seconds to wait; else RANKMESH_TIMEOUT, else {DEFAULT_TIMEOUT:g}."
+            metavar="SECONDS", min=0.0, help=f"How long to wait; by default RANKMESH_TIMEOUT, or {DEFAULT_TIMEOUT:g}."
         ),
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Wait until all of some keys are set.
+    """Wait until all of these keys are set.
 
-    Exit code 124: they were not, within --timeout.
+    Exit code 124: they were not set within --timeout.
     """
     _check_keys(*names)
     response = _polled(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rankmesh._cli.exit_codes import write
 from rankmesh_agent.config.env import forbids_colour
-from rankmesh_agent.wire.printable import printable
+from rankmesh_agent.wire.printable import printable, printable_lines
 
 _GAP = "  "
 _TITLE = "1"
@@ -79,7 +79,7 @@ def lines(tables: Iterable[Table], *, coloured: bool = False) -> str:
                 colours = [_COLOURS.get(cell, "") * coloured for cell in row]
                 text.append((_GAP + _GAP.join(map(_coloured, fitted, colours))).rstrip())
         else:
-            text.append(_GAP + printable(table.empty, lines=True))
+            text.append(_GAP + printable_lines(table.empty))
         parts.append("\n".join(text) + "\n")
     return "\n".join(parts)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     _Pair: TypeAlias = tuple[x509.Certificate, EllipticCurvePrivateKey]
 
-app = typer.Typer(name="tls", help="Make certificates for jobs whose connections are encrypted.", no_args_is_help=True)
+app = typer.Typer(name="tls", help="Make TLS certificates for hosts.", no_args_is_help=True)
 _ALSO = ("localhost", "127.0.0.1", "::1")
 """Names that every certificate has, for the processes of its host."""
 _CLOCK_SKEW = datetime.timedelta(minutes=10)
@@ -30,26 +30,27 @@ _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
 
 @app.callback()
 def tls() -> None:
-    """Make certificates for jobs whose connections are encrypted."""
+    """Make TLS certificates for hosts."""
 
 
 @app.command()
 @command
 def make(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the files; created if need be.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory for the files; created if it does not exist.")
+    ],
     host: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME[,NAME...]", help="A host: all names and addresses that others use for it. Once per host."
+            metavar="NAME[,NAME...]", help="A host: all names and addresses that others use for it; once for each host."
         ),
     ],
-    days: Annotated[
-        int, typer.Option(metavar="DAYS", min=1, max=36500, help="Validity of the hosts' certificates, in days.")
-    ] = 365,
+    days: Annotated[int, typer.Option(metavar="DAYS", min=1, max=36500, help="Validity of the certificates.")] = 365,
 ) -> None:
-    """Make a certificate and a key for each host, and the authority that signs them.
+    """Make the certificates of hosts.
 
-    An authority that is in DIR already signs the new certificates, too: to add a host, or renew a certificate.
+    DIR gets a certificate and a key for each host, and those of the authority that signs them. An authority that is
+    there already is used again: to add a host, or renew a certificate.
     """
     hosts = [[name.strip() for name in names.split(",") if name.strip()] for names in host]
     for names in hosts:

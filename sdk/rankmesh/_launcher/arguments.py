@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
 from rankmesh._launcher.output import LogOptions
-from rankmesh._launcher.torchrun import UNUSED, Option, Parser
+from rankmesh._launcher.torchrun import UNUSED, Formatter, Option, Parser
 from rankmesh_agent.config.tls import client_scheme
 from rankmesh_agent.wire.schemas.launchers import NO_NODE
 
@@ -23,13 +23,14 @@ AUTO = 0
 DEFAULT_PORT = 29500
 """Default MASTER_PORT of a job on several nodes, as in torchrun."""
 
-LAST_CALL_SECONDS = 5.0
-"""Default of ``--last-call``; torchrun waits 30 seconds."""
+JOIN_WINDOW_SECONDS = 5.0
+"""Default of ``--join-window``; torchrun's ``last_call_timeout`` is 30 seconds."""
 
 _EPILOG = """\
-Everything after the script goes to the script untouched. Each rank finds RANK, LOCAL_RANK, WORLD_SIZE,
-LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT in its environment, so 'rankmesh.init_process_group()' needs
-no arguments. On several nodes, start the launcher once on each, with RANKMESH_TOKEN set to the same secret.
+Options may have underscores, as torchrun's (--nproc_per_node). Everything after the script goes to the script. Each
+rank finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT in its environment,
+so 'rankmesh.init_process_group()' needs no arguments. On several nodes, start the launcher once on each, with
+RANKMESH_TOKEN set to the same secret.
 
 The launcher exits with 0 when all ranks did, else with the exit code of the rank whose failure caused the others'
 (128 + N if signal N ended it), 128 + N when signal N ended the launcher, 2 when it could not start, 120 when all
@@ -69,7 +70,7 @@ class Options:
     nnodes: int
     min_nodes: int
     node_rank: int
-    last_call: float
+    join_window: float
     external_gateway: bool
     master_addr: str
     master_port: int
@@ -172,7 +173,7 @@ def _parser(prog: str, use_env: bool) -> Parser:
         usage="%(prog)s [options] script.py [argument ...]",
         description="Start a script on several ranks, host their gateway, and supervise them until they end.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
         allow_abbrev=False,
     )
     parser.add_options(_options())
@@ -180,9 +181,9 @@ def _parser(prog: str, use_env: bool) -> Parser:
         *("--use-env", "--use_env", "--use-env=True", "--use_env=True"),  # torch's documentation gives it a value
         action="store_true",
         default=use_env,
-        help="no --local-rank=LOCAL_RANK as the script's first argument" + (" (always)" if use_env else ""),
+        help="do not pass --local-rank=LOCAL_RANK to the script" + (" (the default)" if use_env else ""),
     )
-    parser.add_options(UNUSED, "torchrun's arguments that change nothing here")
+    parser.add_options(UNUSED, "torchrun's options without effect here, and the reason")
     # PARSER is 'one or more, options included'; REMAINDER after a positional drops a '--' meant for the script.
     parser.add_argument("program", nargs=argparse.PARSER, metavar="script.py", help="the script and its arguments")
     return parser
@@ -190,52 +191,58 @@ def _parser(prog: str, use_env: bool) -> Parser:
 
 def _options() -> tuple[Option, ...]:
     """Return the options that have an effect."""
-    nproc = "ranks on this node; or 'cpu': one a core, 'gpu': one a GPU, 'auto': gpu if there is one, else cpu"
+    nproc = (
+        "ranks on this node; 'cpu': one for each core, 'gpu': one for each GPU, 'auto': gpu if there is one, else cpu"
+    )
     nnodes = (
-        "nodes of the job (default: 1); MIN:MAX if nodes may be lost and join; or 'auto': what Slurm, mpirun or "
-        "Kubernetes started, one launcher a node"
+        "nodes of the job (default: 1); MIN:MAX if nodes may be lost and join; or 'auto': those on which Slurm, mpirun "
+        "or Kubernetes has started a launcher each"
     )
     node_rank = (
         "number of this node, from 0 (default); node 0 hosts the gateway. Not needed with --nnodes MIN:MAX: the node "
         "with the address --master-addr hosts it"
     )
-    last_call = f"how long to wait for more nodes once MIN are there (default: {LAST_CALL_SECONDS:g})"
+    window = f"how long to wait for more nodes once MIN are there (default: {JOIN_WINDOW_SECONDS:g})"
     port = f"port of the gateway (default: any free one on one node, {DEFAULT_PORT} on several)"
-    restarts = "how often all ranks of the job start again after a failure (default: 0); the same on all nodes"
+    restarts = "how many times all ranks of the job start again after a failure (default: 0); the same on all nodes"
     replace = (
-        "start a rank that fails again, alone; the others go on, and call grow_group() to let it join. At most N times "
-        "on each node, with --max-restarts N"
+        "after a failure, start only the rank that failed again, at most --max-restarts times on each node; the others "
+        "go on, and call grow_group() to let it join"
     )
-    redirects = "write output to files, not here: 1 stdout, 2 stderr, 3 both; 0:1,1:3 for single local ranks"
-    stop_grace = "how long a rank may take to end after a signal, before SIGKILL (default: 30)"
+    redirects = "write output to files only: 1 stdout, 2 stderr, 3 both; by local rank: 0:1,1:3"
+    stop_grace = "how long a rank may take to end after a signal, before it is killed (default: 30)"
     output_grace = (
-        "how long processes that the ranks have started may still write to the ranks' output once all ranks have "
-        "ended with 0, before SIGKILL (default: 30)"
+        "when all ranks have ended with 0: how long processes that they started, and that still hold their output, may "
+        "go on, before they are killed (default: 30)"
     )
     any_port = functools.partial(_number, 0, 65535)
     return (
         Option("nproc-per-node", nproc, "N", _nproc, 1),
         Option("nnodes", nnodes, "N", _nodes, (1, 1)),
         Option("node-rank", node_rank, "N", _whole, None),
-        Option("last-call", last_call, "SECONDS", _seconds, LAST_CALL_SECONDS),
+        Option("join-window last-call", window, "SECONDS", _seconds, JOIN_WINDOW_SECONDS),
         Option("master-addr", "address of node 0 (default: 127.0.0.1)", "HOST"),
         Option("master-port", port, "PORT", any_port, None),
-        Option("gateway", "a running gateway ('rankmesh gateway'), instead of node 0's", "URL", _gateway, None),
+        Option("gateway", "URL of a running gateway ('rankmesh gateway'), instead of node 0's", "URL", _gateway, None),
         Option("rdzv-endpoint", "--master-addr and --master-port in one", "HOST[:PORT]", _endpoint, None),
-        Option("rdzv-backend", "'static' or 'c10d': the ranks meet at the gateway", "NAME", _backend, "static"),
+        Option(
+            "rdzv-backend", "'static' or 'c10d'; ignored: the ranks meet at the gateway", "NAME", _backend, "static"
+        ),
         Option("rdzv-id", "the job's name", "NAME"),
         Option("local-addr", "address of this node's ranks (default: one that node 0 sees)", "HOST"),
-        Option("role", "ROLE_NAME of the ranks", "NAME", default="default"),
+        Option("role", "value of ROLE_NAME in the environment of the ranks", "NAME", default="default"),
         Option("-m module", "the script is a module: run it with 'python -m'"),
         Option("no-python", "the script is a program: run it without Python"),
         Option("max-restarts", restarts, "N", _whole, 0),
         Option("replace", replace),
-        Option("as-gloo", "torch's backend gloo is RankMesh at the ranks (RANKMESH_AS=gloo)"),
-        Option("log-dir", "directory of the files of -r and -t (default: a new one in $TMPDIR)", "PATH"),
+        Option("as-gloo", "torch's backend 'gloo' is RankMesh in the ranks (RANKMESH_AS=gloo)"),
+        Option("log-dir", "directory for the files of -r and -t (default: a new one in $TMPDIR)", "PATH"),
         Option("-r redirects", redirects, "STREAMS", _streams, "0"),
-        Option("-t tee", "write output to files and here; values as of --redirects", "STREAMS", _streams, "0"),
-        Option("local-ranks-filter", "show here the output of these local ranks only", "N,N...", _local_ranks, ()),
-        Option("failure-grace", "how long the others may go on after a failure (default: 5)", "SECONDS", _seconds, 5.0),
+        Option("-t tee", "write output to files, too; values as of -r", "STREAMS", _streams, "0"),
+        Option("local-ranks-filter", "print the output of these local ranks only", "N,N...", _local_ranks, ()),
+        Option(
+            "failure-grace", "how long the other ranks may go on after a failure (default: 5)", "SECONDS", _seconds, 5.0
+        ),
         Option("stop-grace shutdown-timeout", stop_grace, "SECONDS", _seconds, 30.0),
         Option("output-grace", output_grace, "SECONDS", _seconds, 30.0),
     )

@@ -67,7 +67,7 @@ class NodeRendezvous:
             options.max_restarts,
             min_nodes=options.min_nodes,
             nproc=options.nproc,
-            last_call=options.last_call,
+            last_call=options.join_window,
             hosts_gateway=hosts_gateway,
             host=socket.gethostname(),
         )

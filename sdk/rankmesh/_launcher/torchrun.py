@@ -38,9 +38,18 @@ class Option(NamedTuple):
         return [*short, *(f"--{name}" for name in dict.fromkeys(long))]
 
 
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Lists one spelling of each option, and its short form."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        short, long = ([form for form in action.option_strings if form.startswith("--") is it] for it in (False, True))
+        value = f" {action.metavar}" if long and action.metavar else ""
+        return ", ".join([*short, *long[:1]]) + value if long else super()._format_action_invocation(action)
+
+
 UNUSED = (
-    Option("standalone", "one node"),
-    Option("run-path", "run the script in a Python of its own"),
+    Option("standalone", "one node is the default"),
+    Option("run-path", "each rank's script has a Python of its own"),
     Option("monitor-interval", "the launcher learns of a rank's end at once", "VALUE"),
     Option("start-method", "ranks are new processes", "VALUE"),
     Option("rdzv-conf", "the gateway needs none", "VALUE", remark=True),

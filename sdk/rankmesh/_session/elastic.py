@@ -13,7 +13,7 @@ from rankmesh._session.ranks import as_int
 from rankmesh._session.session import Session, require_session
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import seconds_of
-from rankmesh_agent.net.descriptors import limit_named
+from rankmesh_agent.net.descriptors import convert_emfile
 from rankmesh_agent.wire.errors import GatewayUnreachableError
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
 
@@ -71,7 +71,7 @@ def grow_group(world_size: int | None = None, timeout: timedelta | float | None 
             )
     if size == world.size:
         return session.group
-    with limit_named("this rank cannot join the larger world"):
+    with convert_emfile("this rank cannot join the larger world"):
         return session.grow(size, seconds)
 
 

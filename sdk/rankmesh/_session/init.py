@@ -17,7 +17,7 @@ from rankmesh._session.session import communicator_of, current, leave, require_s
 from rankmesh_agent.config.launched import elsewhere, is_launchers
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import seconds_of
-from rankmesh_agent.net.descriptors import limit_named
+from rankmesh_agent.net.descriptors import convert_emfile
 from rankmesh_agent.net.greenlets import refuse_greenlets
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def init_process_group(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#initialization
     """
-    with sessions.lock, limit_named("this rank cannot join the job"):
+    with sessions.lock, convert_emfile("this rank cannot join the job"):
         from rankmesh._rendezvous import resolve_init_method
 
         if current() is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from rankmesh._stores import methods
 from rankmesh._stores.base import DEFAULT_TIMEOUT
@@ -14,7 +14,6 @@ from rankmesh._stores.methods import Method
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store import store as agent_store
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import DistStoreError
 
 _MIN_PAUSE, _MAX_PAUSE = 0.0005, 0.01
@@ -89,12 +88,11 @@ class _FileStore(agent_store.Store):
         self._world_size = world_size
 
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
-        table = cast(Table, self.file)
         deadline, pause = Deadline(command.seconds), _MIN_PAUSE
-        while (executed := command.try_execute(table)) is None:
+        while (executed := command.try_execute(self.file)) is None:
             if deadline.expired():
                 assert isinstance(command, Waiting)
-                raise command.timeout_error(table)
+                raise command.timeout_error(self.file)
             time.sleep(min(pause, deadline.remaining()))
             pause = min(2 * pause, _MAX_PAUSE)
         return executed[0]

@@ -8,14 +8,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import reason
 from rankmesh_agent.net.fork import reset_lock
-from rankmesh_agent.store.table import Changes, Values
+from rankmesh_agent.store.table import Changes, Table, Values
 from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
 
 _LOCK_SECONDS = 60.0
@@ -37,8 +37,8 @@ _opening = threading.Lock()
 _Identity = tuple[int, int] | None
 
 
-class KeyFile:
-    """A connection to the file, with the methods of a Table that commands on keys and values call.
+class KeyFile(Table):
+    """A connection to the file, a table without queues.
 
     Args:
         path: the file; created if needed, in a directory that exists.
@@ -50,8 +50,9 @@ class KeyFile:
     """
 
     def __init__(self, path: str, *, user: bool = False) -> None:
+        super().__init__()
         self.path = os.path.abspath(path)
-        self._lock = threading.RLock()
+        self._values = _FileValues(self._rows)  # type: ignore[assignment]
         self._lock_seconds = _LOCK_SECONDS
         self._file: _Identity = None
         self._ours = False
@@ -61,39 +62,15 @@ class KeyFile:
                 raise self._unusable(f"other processes have removed it again and again for {deadline.seconds:g} s")
         self._ours = True
 
-    # The methods of a Table
-
-    def value(self, key: str) -> bytes | None:
-        """Return the value of a key, None if it has none."""
-        rows = self._rows("SELECT value FROM kv WHERE key = ?", key)
-        return rows[0][0] if rows else None
+    # Differently than in memory
 
     def values(self, keys: Collection[str]) -> list[bytes] | None:
-        """Return the values of keys at one moment, None if one of them has none."""
         with self._transaction("BEGIN"):
-            found = [value for key in keys if (value := self.value(key)) is not None]
-        return found if len(found) == len(keys) else None
-
-    def keys(self, prefix: str = "") -> list[str]:
-        """Return the keys that begin with a prefix, sorted."""
-        return [key for (key,) in self._rows("SELECT key FROM kv ORDER BY key") if key.startswith(prefix)]
-
-    def count(self, prefix: str = "") -> int:
-        """Return the number of keys that begin with a prefix."""
-        return len(self.keys(prefix)) if prefix else int(self._rows("SELECT count(*) FROM kv")[0][0])
-
-    def has(self, keys: Iterable[str]) -> bool:
-        """Return whether each of some keys has a value."""
-        return all(self.value(key) is not None for key in keys)
-
-    def missing(self, keys: Iterable[str]) -> list[str]:
-        """Return those of some keys that have no value."""
-        return [key for key in keys if self.value(key) is None]
+            return super().values(keys)
 
     def change(self, plan: Callable[[Values], tuple[T, Changes]]) -> T:
-        """Change values in one transaction: those that ``plan`` returns with its result, given all values."""
         with self._transaction():
-            result, changes = plan(_FileValues(self))
+            result, changes = plan(self._values)
             for key, value in changes.items():
                 if value is None:
                     self._rows("DELETE FROM kv WHERE key = ?", key)
@@ -120,7 +97,6 @@ class KeyFile:
                 self._rows("UPDATE users SET now = now - 1, left = left + 1")
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._database.close()
 
@@ -255,22 +231,21 @@ class MovedFileError(DistStoreError):
 
 
 class _FileValues(Mapping[str, bytes]):
-    """All values, for the plan of a change."""
+    """All values; ``rows`` executes a statement."""
 
-    def __init__(self, file: KeyFile) -> None:
-        self._keys = file
+    def __init__(self, rows: Callable[..., list[Any]]) -> None:
+        self._rows = rows
 
     def __getitem__(self, key: str) -> bytes:
-        value = self._keys.value(key)
-        if value is None:
-            raise KeyError(key)
-        return value
+        for (value,) in self._rows("SELECT value FROM kv WHERE key = ?", key):
+            return bytes(value)
+        raise KeyError(key)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._keys.keys())
+        return (key for (key,) in self._rows("SELECT key FROM kv"))
 
     def __len__(self) -> int:
-        return self._keys.count()
+        return int(self._rows("SELECT count(*) FROM kv")[0][0])
 
 
 def _code(error: sqlite3.Error) -> int:

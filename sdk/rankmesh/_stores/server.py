@@ -9,7 +9,7 @@ from typing import Any
 
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.net.descriptors import limit_named, raise_limit
+from rankmesh_agent.net.descriptors import convert_emfile, raise_limit
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.sockets import BACKLOG, bind, listen_unix
 from rankmesh_agent.store.client import StoreClient
@@ -108,7 +108,7 @@ def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor:
         DistNetworkError: the server cannot listen there, or the descriptor is not a socket.
     """
     raise_limit()
-    with _lock, limit_named(f"cannot host a store at {host}:{port}"):
+    with _lock, convert_emfile(f"cannot host a store at {host}:{port}"):
         server = _shared.get((host, port)) if shared else None
         if server is None:
             server = TCPStoreServer(_listener(host, port, settings, descriptor), settings, host)

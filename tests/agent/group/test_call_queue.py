@@ -67,7 +67,7 @@ class Alone:
     """A group of one rank."""
 
     def __init__(self) -> None:
-        self.engine = ProgressEngine(0, 1, {}, eager_limit=1024)
+        self.engine = ProgressEngine(0, 1, 1, eager_limit=1024)
         self.state = LocalGroupState(self.engine, 1, "alone", (0,), {}, FlightRecorder())
         self.log: list[tuple[Any, ...]] = []
         self.queue = CallQueue(self.state, RecordingBackend(self.log))

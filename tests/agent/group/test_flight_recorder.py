@@ -175,7 +175,7 @@ def test_making_a_group_is_in_flight_while_members_are_missing() -> None:
 @pytest.fixture
 def alone() -> Iterator[Callable[..., LocalCommunicator]]:
     """Makes groups of one rank."""
-    engine = ProgressEngine(0, 1, {}, eager_limit=1024)
+    engine = ProgressEngine(0, 1, 1, eager_limit=1024)
     yield lambda recorder, number=9: LocalCommunicator(
         LocalGroupState(engine, number, f"group {number}", (0,), {}, recorder), SECONDS
     )

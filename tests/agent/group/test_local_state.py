@@ -11,9 +11,10 @@ import pytest
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.progress.wait_graph import WaitGraph
 from rankmesh_agent.wire import frames
-from rankmesh_agent.wire.errors import CollectiveTimeoutError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.schemas import Member
 
 
@@ -27,13 +28,14 @@ class Engine(SimpleNamespace):
             epoch=1,
             on_demand=False,
             lock=threading.RLock(),
+            lost_peers={},
             unaddressed={},
             sent=sent,
             send=lambda to, frame: sent.append((to, frame)),
             unregister_sink=lambda group: None,
             flush=lambda seconds: None,
         )
-        self.waits = WaitGraph(self)  # type: ignore[arg-type]
+        self.wait_graph = WaitGraph(self)  # type: ignore[arg-type]
 
 
 def state_of(rank: int, size: int) -> tuple[LocalGroupState, Any]:
@@ -63,6 +65,25 @@ def test_an_abort_names_all_missing_ranks(size: int, step: int) -> None:
     assert other.failure is not None
     assert other.failure.ranks == tuple(missing)
     assert "gave up: all_reduce #5 in group 'world' waited 30.0 s for rank 1 (node0000.example" in other.failure.message
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["the sender does not know", "the sender knows"])
+def test_a_rank_without_descriptors_says_so_when_another_one_names_it(known: bool) -> None:
+    limit = "a connection could not be made: no free descriptor; raise it with ulimit -n"
+    sender, engine = state_of(0, 3)
+    if known:
+        engine.wait_graph.exhausted = lambda since: {2: limit}
+    sender.abort(sender.timeout_error([2], "all_reduce #5", Deadline(5), 5))
+    for rank in (1, 2):
+        state, own = state_of(rank, 3)
+        own.waits = WaitGraph(own, lambda since: limit)
+        state.on_abort(engine.sent[0][1][1])
+        assert state.failure is not None
+        assert state.failure.ranks == (2,)
+        assert state.failure.message.count(f"rank 2 (node0000.example, pid 100002) reports: {limit}") == max(
+            known, rank == 2
+        )
+        assert isinstance(state.failure, DescriptorLimitError if rank == 2 else GroupAbortedError)
 
 
 def test_few_missing_ranks_are_all_described() -> None:

@@ -17,7 +17,7 @@ from rankmesh_agent.net.interrupts import deliver_interrupts, interrupts_deferre
 def _pythons_own_handler() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    assert interrupts._deliver is None
+    assert interrupts._active is None
     assert signal.signal(signal.SIGINT, before) in (signal.default_int_handler, signal.SIG_IGN)
 
 

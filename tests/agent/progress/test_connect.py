@@ -43,7 +43,7 @@ class Ranks:
     def __init__(self, size: int, transport: TcpTransport) -> None:
         self.transport = transport
         self.listeners = [transport.listen("127.0.0.1:0") for _ in range(size)]
-        self.engines = [ProgressEngine(rank, EPOCH, {}, eager_limit=1 << 16) for rank in range(size)]
+        self.engines = [ProgressEngine(rank, EPOCH, size, eager_limit=1 << 16) for rank in range(size)]
         self.members = [
             Member(rank, f"{rank:032x}", "here", "host", os.getpid(), [listener.address], "")
             for rank, listener in enumerate(self.listeners)
@@ -258,7 +258,7 @@ def test_who_is_not_in_the_table_is_told_so_and_not_let_in(strange: str) -> None
     with listening(2, TcpTransport("secret")) as ranks:
         caller = STRANGE[strange](ranks.members[1]) if strange in STRANGE else ranks.members[1]
         callee = replace(ranks.members[0], instance="e" * 32) if strange == "callee" else ranks.members[0]
-        stranger = ProgressEngine(caller.rank, EPOCH + (strange == "epoch"), {}, eager_limit=1 << 16)
+        stranger = ProgressEngine(caller.rank, EPOCH + (strange == "epoch"), 2, eager_limit=1 << 16)
         refused_once = threading.Event()
 
         def connect(rank: int) -> None:

@@ -12,7 +12,6 @@ import pytest
 from support.threads import WORLD, world
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress import engine as engine_module
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.tcp import TcpConnection
 from rankmesh_agent.wire import frames, goodbye
@@ -22,7 +21,7 @@ from rankmesh_agent.wire.goodbye import Goodbye
 
 def test_two_threads_that_poll_at_once_are_woken_by_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first reads the eventfd, and the second finds it empty."""
-    engine = ProgressEngine(0, 1, {}, eager_limit=1024)
+    engine = ProgressEngine(0, 1, 1, eager_limit=1024)
     poller = engine._poller
     poller.wake()
     with engine.lock:
@@ -35,7 +34,7 @@ def test_two_threads_that_poll_at_once_are_woken_by_one_event(monkeypatch: pytes
 
 
 def test_a_thread_that_only_looks_does_not_hide_one_that_sleeps() -> None:
-    engine = ProgressEngine(0, 1, {}, eager_limit=1024)
+    engine = ProgressEngine(0, 1, 1, eager_limit=1024)
     poller = engine._poller
     looked = threading.Event()
 
@@ -73,9 +72,9 @@ def test_a_paused_ring_takes_no_processor_time(ends: bool) -> None:
             with ours.lock:
                 while not peer.outgoing:
                     ours.send(1, [bytes(1 << 16)])
-        polls = ours.polls
+        polls = ours.poll_count
         ours.wait(lambda: False, Deadline(0.5))
-        assert ours.polls - polls < 50
+        assert ours.poll_count - polls < 50
 
 
 @pytest.fixture
@@ -85,20 +84,21 @@ def alone() -> Iterator[tuple[ProgressEngine, list[int]]]:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
     dialled: list[int] = []
-    engine = ProgressEngine(0, 1, {1: TcpConnection(ours, "rank 1")}, eager_limit=1024)
-    engine.connect_by(dialled.append, 3, on_demand=True)
+    engine = ProgressEngine(0, 1, 3, eager_limit=1024)
+    engine.add_connection(1, TcpConnection(ours, "rank 1"))
+    engine.dial, engine.on_demand = dialled.append, True
     yield engine, dialled
     engine.close()
     theirs.close()
 
 
 def test_who_loses_its_last_connection_to_a_silent_host_dials_another_rank(
-    alone: tuple[ProgressEngine, list[int]], monkeypatch: pytest.MonkeyPatch
+    alone: tuple[ProgressEngine, list[int]],
 ) -> None:
     engine, dialled = alone
-    monkeypatch.setattr(TcpConnection, "silent_seconds", lambda self: 1e9)
-    monkeypatch.setattr(engine_module, "SILENT_SECONDS", 0.0)
-    engine.fail_silent_hosts()
+    engine.lose(1, Goodbye("its host has answered nothing", died=True, silent=True))
+    assert not engine.lost_peers, "it is connected"
+    engine.lose(1, Goodbye("its host has answered nothing", died=True, silent=True), connected=True)
     assert engine.lost_peers[1].silent
     assert dialled == [2]
 

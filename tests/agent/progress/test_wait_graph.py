@@ -22,10 +22,10 @@ def engine_of(rank: int, waits: list[Status], send, silent: float = 0.0):
     return SimpleNamespace(
         rank=rank,
         epoch=1,
-        own_waits=[lambda: waits.copy()],
+        status_sources=[lambda: waits.copy()],
         send=send,
         is_connected=lambda peer: True,
-        is_rank=lambda peer: True,
+        world_size=1 << 20,
         silent_seconds=lambda peer: silent,
     )
 
@@ -109,7 +109,7 @@ def test_a_rank_that_has_had_no_time_to_answer(clock):
 def test_a_rank_that_is_elsewhere(clock):
     ranks = Ranks(CHAIN)
     ranks.waits_for[2] = []
-    ranks.graphs[2]._engine.own_waits = [list]
+    ranks.graphs[2]._engine.status_sources = [list]
     ranks.graphs[1].inquire(CHAIN[1])
     ranks.deliver()
     clock.now += wait_graph.ASK_SECONDS
@@ -119,7 +119,7 @@ def test_a_rank_that_is_elsewhere(clock):
 def test_a_rank_that_waits_elsewhere_for_a_stopped_one_is_not_blamed(clock):
     ranks = Ranks({0: [1], 1: []})
     elsewhere = Status(GROUP + 1, SEQ, 5, "another call", ((2, 2),))
-    ranks.graphs[1]._engine.own_waits = [lambda: [elsewhere]]
+    ranks.graphs[1]._engine.status_sources = [lambda: [elsewhere]]
     ranks.graphs[0].inquire([1])
     ranks.deliver()
     clock.now += wait_graph.ASK_SECONDS
@@ -142,37 +142,37 @@ def test_a_rank_without_descriptors_is_the_cause_wherever_it_waits(clock, stoppe
     """Rank 2 is blocked in a call that needs rank 3, which reports its limit to all."""
     ranks = Ranks({0: [2], 3: [2]})
     graph = ranks.graphs[3] = ranks.graph(3, limit=LIMIT)
-    graph.report_limit(range(3))
+    graph.report_exhaustion(range(3))
     ranks.deliver()
     if not stopped:
         ranks.graphs[0].inquire([2])
     clock.now += wait_graph.ASK_SECONDS
     found = ranks.graphs[0].stragglers([2], GROUP, SEQ, clock.now - 5)
-    assert (found.ranks, found.limits) == ([2], {3: LIMIT})
+    assert (found.ranks, found.exhausted) == ([2], {3: LIMIT})
     assert found.present <= {3}
-    assert graph.stragglers([2], GROUP, SEQ).limits == {3: LIMIT}
+    assert graph.stragglers([2], GROUP, SEQ).exhausted == {3: LIMIT}
 
 
 def test_a_limit_is_no_cause_of_a_call_that_begins_later_or_of_a_network_that_is_down(clock):
     ranks = Ranks({0: [2], 3: [2]})
     graph = ranks.graphs[3] = ranks.graph(3, limit=LIMIT)
     silent = ranks.graphs[0] = ranks.graph(0, silent=5.0)
-    graph.report_limit(range(3))
+    graph.report_exhaustion(range(3))
     ranks.deliver()
     clock.now += 0.1
-    assert silent.limits(clock.now) == {}
-    assert silent.limits(0.0) == {3: LIMIT}
+    assert silent.exhausted(clock.now) == {}
+    assert silent.exhausted(0.0) == {3: LIMIT}
     silent.inquire([2])
     clock.now += wait_graph.ASK_SECONDS
-    assert silent.stragglers([2], GROUP, SEQ).limits == {}
+    assert silent.stragglers([2], GROUP, SEQ).exhausted == {}
     clock.now += 5
-    assert silent.limits(0.0) == {}
+    assert silent.exhausted(0.0) == {}
 
 
 def test_a_rank_that_is_not_in_the_call_is_not_there_because_of_its_limit(clock):
     ranks = Ranks({0: [3], 3: []})
     ranks.graphs[3] = ranks.graph(3, limit=LIMIT)
-    ranks.graphs[3]._engine.own_waits = [list]
+    ranks.graphs[3]._engine.status_sources = [list]
     ranks.graphs[0].inquire([3])
     ranks.deliver()
     clock.now += wait_graph.ASK_SECONDS
@@ -185,7 +185,7 @@ def test_a_report_of_many_waits_fits_into_a_frame():
     sent: list[bytes] = []
     busy = WaitGraph(engine_of(0, waits, lambda peer, buffers: sent.append(b"".join(buffers))))
     asker = WaitGraph(engine_of(1, [], lambda peer, buffers: None))
-    busy.report_limit([1])
+    busy.report_exhaustion([1])
     busy.on_frame(1, frames.decode(frames.encode(frames.Opcode.ENTER, part=0), 0, frames.SMALL), b"")
     asker.on_frame(0, frames.decode(sent[0], 0, frames.SMALL), sent[0][HEADER_BYTES:])
     assert asker.stragglers([0], GROUP, SEQ).present == {0}

@@ -18,10 +18,10 @@ from rankmesh_agent.shared_memory.mapping import (
     futex_wait,
     futex_wake,
     make_private,
-    remove_orphans,
     timespec_of,
     unsupported,
 )
+from rankmesh_agent.shared_memory.orphans import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
 
 SIZE = 8192

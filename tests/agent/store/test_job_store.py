@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -133,6 +134,17 @@ class TestAGatewayThatIsAway:
         with pytest.raises(DistNetworkError, match=r"the job's store, at the gateway at \S+, cannot be reached"):
             job(f"http://127.0.0.1:{free_port()}").execute(command, seconds)
         assert time.monotonic() - began < 10
+
+    def test_because_of_a_rank_that_failed_until_the_world_shrinks(self, job):
+        """Another rank has its number afterwards."""
+        store = job(f"http://127.0.0.1:{free_port()}")
+        store.fail_waits(FAILURE)
+        refused = r"cannot be reached: \[Errno \d+\] Connection refused"
+        with pytest.raises(DistNetworkError, match=f"{refused}; {re.escape(FAILURE.message)}$"):
+            store.execute(Get("n", 0.2), 0.1)
+        store.failure = None  # as Agent.set_world has it
+        with pytest.raises(DistNetworkError, match=f"{refused}$"):
+            store.execute(Get("n", 0.2), 0.1)
 
     def test_one_that_does_not_respond(self, job):
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -30,7 +30,7 @@ def parts(ranks: int = 2) -> dict[str, list[dict[str, Any]]]:
 def problems(made: dict[str, list[dict[str, Any]]], findings: Sequence[dict[str, Any]] = ()) -> list[Finding]:
     gateway = {"id": "g", "version": "1", "uptime": 1.0}
     rest = {"time": 1e9, "gateway": gateway, "rates": {"operations": 0.0, "bytes": 0.0}, "store": []}
-    return find_problems(json_text.convert(Overview, {**rest, **made, "findings": findings}))
+    return find_problems(json_text.convert(Overview, {**rest, **made}), json_text.convert(list[Finding], findings))
 
 
 def test_all_is_well():

@@ -120,7 +120,7 @@ async def test_the_findings(direct: httpx.AsyncClient, registry: Registry, ask: 
     (found,) = {answer.text for answer in answers}
     document = json.loads(found)
     assert answers[0].headers["cache-control"] == "no-store"
-    (finding,) = document["findings"]
+    (finding,) = document["problems"]
     assert finding["text"] == (
         "rank 2 has not come to all_reduce #2 for 40.0 s; it is at train.py:8 in load_batch; ranks 0-1 wait at "
         "train.py:14"
@@ -128,7 +128,7 @@ async def test_the_findings(direct: httpx.AsyncClient, registry: Registry, ask: 
     assert (document["ok"], finding["ranks"], finding["kind"], finding["young"]) == (False, [2], "elsewhere", False)
     assert [(each["rank"], each["answers"]) for each in document["ranks"]] == [(0, True), (1, True), (2, True)]
     other = (await direct.get("/v1/diagnosis?job=other")).json()
-    assert (other["ok"], other["findings"], other["ranks"]) == (True, [], [])
+    assert (other["ok"], other["problems"], other["ranks"]) == (True, [], [])
     assert (await direct.get("/v1/diagnosis", headers={"Authorization": "Bearer wrong"})).status_code == 401
 
 
@@ -142,7 +142,7 @@ async def test_a_diagnosis_is_made_anew(
     join(registry, ask, [agent.url for agent in agents])
     await direct.get("/v1/diagnosis")
     waits[0] = False
-    assert [each["ranks"] for each in (await direct.get("/v1/diagnosis")).json()["findings"]] == [[0]]
+    assert [each["ranks"] for each in (await direct.get("/v1/diagnosis")).json()["problems"]] == [[0]]
 
 
 async def test_a_slow_agent_delays_nothing_else(
@@ -157,7 +157,7 @@ async def test_a_slow_agent_delays_nothing_else(
         with connection:
             assert (await direct.get("/v1/ranks/0/snapshot")).json()["answers"]
             assert not diagnosis.done(), "the other agent is still waited for"
-    (finding,) = (await diagnosis).json()["findings"]
+    (finding,) = (await diagnosis).json()["problems"]
     assert (finding["kind"], finding["ranks"], finding["waiting"]) == ("silent", [1], [0])
     assert finding["text"].startswith("rank 1 does not answer: ")
 
@@ -246,7 +246,7 @@ async def test_a_rank_whose_world_is_not_complete(direct: httpx.AsyncClient, reg
     registry.join(ask.join(1, 2))
     found = (await direct.get("/v1/ranks/1/snapshot")).json()
     assert (found["state"], found["answers"], found["error"]) == ("joining", False, "it waits for its world to join")
-    (finding,) = (await direct.get("/v1/diagnosis")).json()["findings"]
+    (finding,) = (await direct.get("/v1/diagnosis")).json()["problems"]
     assert finding["text"] == "job job waits for more ranks to join; rank 1 is there"
 
 
@@ -255,7 +255,7 @@ async def test_the_overview_has_the_findings_while_a_client_streams(
 ):
     agents = [serve(lambda rank=rank: described(rank, rank != 1)) for rank in range(2)]
     join(registry, ask, [agent.url for agent in agents])
-    assert (await direct.get("/v1/overview")).json()["findings"] == []
+    assert (await direct.get("/v1/overview")).json()["problems"] == []
     assert [agent.taken for agent in agents] == [0, 0], "no client streams"
     await direct.get("/v1/diagnosis")
-    assert [each["ranks"] for each in (await direct.get("/v1/overview")).json()["findings"]] == [[1]]
+    assert [each["ranks"] for each in (await direct.get("/v1/overview")).json()["problems"]] == [[1]]

@@ -118,7 +118,7 @@ class TestGroups:
         registry.heartbeat(ask.heartbeat(0, 2, group(failure="rank 1 strayed")))
         registry.heartbeat(ask.heartbeat(1, 2, group(failure="rank 1 strayed")))
         ((kind, data),) = new.read()
-        assert (kind, data["detail"]) == ("group-failed", "group 'pair' has failed: rank 1 strayed")
+        assert (kind, data["detail"]) == ("group-failed", "group pair has failed: rank 1 strayed")
         registry.heartbeat(ask.heartbeat(0, 2))
         assert new.read() == []
         registry.heartbeat(ask.heartbeat(1, 2))

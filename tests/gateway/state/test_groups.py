@@ -6,7 +6,7 @@ import pytest
 
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, GroupInfo, InFlight, RankGroupInfo
 from rankmesh_gateway.schemas import HELD_UP_SECONDS
-from rankmesh_gateway.state.registry import GroupNotFoundError
+from rankmesh_gateway.state.groups import GroupNotFoundError
 
 
 def world(seq: int, failure: str = "") -> GroupInfo:

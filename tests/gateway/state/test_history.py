@@ -76,7 +76,7 @@ class TestHeldUpCalls:
         return read
 
     def test_one_that_goes_on(self, beat, clock, new):
-        call = "all_reduce(float32[8], SUM) #7 in group 'world'"
+        call = "all_reduce(float32[8], SUM) #7 in group world has been held up"
         beat(1, world(6))
         for age in (0.0, HELD_UP_SECONDS - 2):
             beat(0, world(7, call_age=age))
@@ -88,7 +88,7 @@ class TestHeldUpCalls:
             beat(1, world(6))
             found = new()
             if found:
-                assert found == [("call-held-up", [1], f"{call} waits for rank 1")]
+                assert found == [("call-held-up", [1], f"{call} for 11.0 s by rank 1 (host1, pid 101, alive)")]
                 break
         clock.advance(2)
         beat(0, world(7, call_age=30.0))
@@ -97,7 +97,7 @@ class TestHeldUpCalls:
         clock.advance(4)
         for rank in range(2):
             beat(rank, world(8))
-        assert new() == [("call-ended", [1], f"{call} waited 17 s for rank 1")]
+        assert new() == [("call-ended", [1], f"{call} for 17.0 s by rank 1 (host1, pid 101, alive), and has ended")]
         assert new() == []
 
     def test_one_whose_world_ends(self, registry, ask, beat, clock, new):

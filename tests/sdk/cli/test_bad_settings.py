@@ -16,7 +16,6 @@ from support.command import COMMAND, SECONDS, environment, here
 
 CLIENTS = [
     ["status"],
-    ["groups"],
     ["stacks"],
     ["diagnose"],
     ["doctor"],

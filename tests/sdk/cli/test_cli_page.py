@@ -99,7 +99,7 @@ def test_every_exit_code_is_on_the_page():
     assert {int(row) for row in rows} == codes
 
 
-@pytest.mark.parametrize("words", [[], ["status"], ["groups"], ["store"], ["store", "set"], ["doctor"]], ids=" ".join)
+@pytest.mark.parametrize("words", [[], ["status"], ["store"], ["store", "set"], ["doctor"]], ids=" ".join)
 def test_h_shows_the_help_in_the_users_words(words: list[str]):
     short, long = (here(*words, flag) for flag in ("-h", "--help"))
     assert (short.code, short.stderr) == (0, "")

@@ -68,7 +68,7 @@ def test_the_wrong_token(job: Job, monkeypatch: pytest.MonkeyPatch):
     code, stdout, stderr = job.here("doctor", RANKMESH_TOKEN="another")
     assert code == 4
     assert stderr.count("\n") == 1
-    assert stdout.startswith("Here\n")  # what is known without the gateway
+    assert stdout.startswith("This host\n")  # what is known without the gateway
     assert "\n  compiled core  does not run: there is no compiler\n" in stdout
 
 

@@ -89,7 +89,7 @@ def test_one_of_several_has_to_be_chosen(here):
     assert "two (http://127.0.0.1:2)" in str(caught.value)
 
 
-@pytest.mark.parametrize("command", ["status", "stacks", "diagnose", "doctor", "groups", "store", "get"])
+@pytest.mark.parametrize("command", ["status", "stacks", "diagnose", "doctor", "store", "get"])
 def test_a_job_selects_its_gateway(here, monkeypatch, command: str):
     """Each command that has --job passes it on; an unknown one is an error that lists the jobs."""
     here(2)

@@ -11,7 +11,7 @@ from support.elsewhere import prelude
 
 INSPECT = [
     ["status"],
-    ["groups", "world"],
+    ["status", "world"],
     ["stacks", "0"],
     ["diagnose"],
     ["doctor", "--mib", "1"],

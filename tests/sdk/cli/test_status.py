@@ -1,4 +1,4 @@
-"""``rankmesh status`` and ``rankmesh groups`` of a gateway's double and of a real job."""
+"""``rankmesh status`` of a gateway's double and of a real job."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ Gateway = Callable[..., Done]
 PATH = "/v1/overview"
 
 PLAIN = """\
-gateway {url}, RankMesh 0.1.0, up 61.0 s; 12.3 calls/s, 2.5 MB/s
+gateway {url}, RankMesh 0.1.0, up 61.0 s; 12.3 operations/s, 2.5 MB/s
   all is well
 
 Ranks of train-1, epoch 1
-  rank  host     pid  state    heard  agent
-     0  host-0  4000  alive  400 ms ago  http://127.0.0.1:8000
-     1  host-1  4001  alive  400 ms ago  http://127.0.0.1:8001
+  rank  host     pid  state  last heartbeat  agent
+     0  host-0  4000  alive      400 ms ago  http://127.0.0.1:8000
+     1  host-1  4001  alive      400 ms ago  http://127.0.0.1:8001
 
 Agents
-  name     host           pid  state       heard  url                    leased to
-  agent-7  agent-7.local    1  free   200 ms ago  http://127.0.0.1:8701
+  name     host           pid  state  last heartbeat  url                    leased to
+  agent-7  agent-7.local    1  free       200 ms ago  http://127.0.0.1:8701
 
 Groups
-  group  ranks  medium  calls  calls/s   bytes/s
-  world  0-1    shm     41-42     12.3  2.5 MB/s
+  group  ranks  medium  operations  operations/s   bytes/s
+  world  0-1    shm          41-42          12.3  2.5 MB/s
 
 In flight
   group  call  operation                         age   bytes  arrived  missing
@@ -95,7 +95,7 @@ def test_problems(gateway: Gateway, overview: Overview):
     assert (done.code, NOTE["text"] in done.stdout) == (0, True)
 
 
-@pytest.mark.parametrize("command", ["status", "groups", "stacks", "diagnose", "doctor"])
+@pytest.mark.parametrize("command", ["status", "stacks", "diagnose", "doctor"])
 def test_an_unknown_job(double: Double, overview: Overview, command: str):
     ranks = [*overview()["ranks"], made_up.rank(0, job="other")]
     health = {"status": "ok", "version": "0.1.0"}
@@ -111,7 +111,7 @@ def test_the_age_of_call_counts(gateway: Gateway, overview: Overview):
     groups[0]["ages"] = {"0": 0.2, "1": 0.8}
     _, stdout, _ = gateway("status", groups=groups)
     assert ["world", "0-1", "shm", "41-42", "800", "ms", "ago", "12.3", "2.5", "MB/s"] in words(stdout)
-    _, stdout, _ = gateway("groups", "world", groups=groups)
+    _, stdout, _ = gateway("status", "world", groups=groups)
     assert ["0", "host-0", "alive", "42", "200", "ms", "ago"] in words(stdout)
 
 
@@ -146,7 +146,7 @@ def test_a_gateway_of_another_version(double: Double, answers: dict[str, Any], m
     assert message in stderr
 
 
-@pytest.mark.parametrize("command", ["status", "groups", "doctor"])
+@pytest.mark.parametrize("command", ["status", "doctor"])
 def test_no_gateway_answers(command: str):
     code, _, stderr = here(command, "--gateway", f"127.0.0.1:{free_port()}", "--json")
     assert code == 3
@@ -219,36 +219,38 @@ def test_live_on_a_terminal(double: Double, overview: Overview):
     assert b"NO ANSWER since" in screen
 
 
-def test_groups(gateway: Gateway, overview: Overview):
-    code, stdout, _ = gateway("groups")
+@pytest.mark.parametrize("command", [["status", "--groups"], ["groups"]], ids=" ".join)
+def test_groups(gateway: Gateway, overview: Overview, command: list[str]):
+    """The second is its name up to version 0.2."""
+    code, stdout, _ = gateway(*command)
     assert code == 0
     assert words(stdout)[1:] == [
-        ["group", "ranks", "medium", "calls", "calls/s", "bytes/s"],
+        ["group", "ranks", "medium", "operations", "operations/s", "bytes/s"],
         ["world", "0-1", "shm", "41-42", "12.3", "2.5", "MB/s"],
     ]
-    assert gateway("groups", "--json").document == overview()["groups"]
+    assert gateway(*command, "--json").document == overview()["groups"]
 
 
 @pytest.mark.parametrize("name", ["world", "776f726c64000000"])
 def test_one_group(gateway: Gateway, overview: Overview, name: str):
-    code, stdout, _ = gateway("groups", name)
+    code, stdout, _ = gateway("status", name)
     assert code == 0
     assert ["1", "host-1", "alive", "41"] in words(stdout)
     assert any("missing" in line for line in words(stdout))
     group = {**overview()["groups"][0], "inflight": overview()["inflight"]}
-    assert gateway("groups", name, "--json").document == group
-    assert gateway("groups", "pair") == (1, "", "rankmesh: there is no group 'pair'; there are: world\n")
-    failed = gateway("groups", name, groups=[{**overview()["groups"][0], "failure": "rank 1 failed"}])
+    assert gateway("status", name, "--json").document == group
+    assert gateway("status", "pair") == (1, "", "rankmesh: there is no group 'pair'; there are: world\n")
+    failed = gateway("status", name, groups=[{**overview()["groups"][0], "failure": "rank 1 failed"}])
     assert failed.code == 1
 
 
 def test_a_name_that_several_groups_have(gateway: Gateway, overview: Overview):
     groups = overview()["groups"]
     groups.append({**groups[0], "id": "00000000000000bb", "job": "train-2"})
-    code, stdout, stderr = gateway("groups", "world", groups=groups)
+    code, stdout, stderr = gateway("status", "world", groups=groups)
     assert (code, stdout) == (2, "")
     assert "00000000000000bb (train-2, epoch 1)" in stderr
-    assert gateway("groups", "world", "--job", "train-2", groups=groups).code == 0
+    assert gateway("status", "world", "--job", "train-2", groups=groups).code == 0
 
 
 def test_a_real_job(job: Job):
@@ -256,7 +258,7 @@ def test_a_real_job(job: Job):
     assert done.stderr == ""
     assert [each["member"]["rank"] for each in done.document["ranks"]] == [0, 1, 2]
     assert {each["name"] for each in done.document["groups"]} >= {"world"}
-    done = until_it_fits(lambda: job.here("groups", "world"), lambda done: done.stdout.count("alive") == 3)
+    done = until_it_fits(lambda: job.here("status", "world"), lambda done: done.stdout.count("alive") == 3)
     assert done.code == 0
     code, stdout, stderr = here("status", "--gateway", job.url, RANKMESH_TOKEN="another")
     assert (code, stdout) == (4, "")

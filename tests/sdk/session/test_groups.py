@@ -301,7 +301,7 @@ def test_attempts_that_no_other_member_makes_end_no_connection(me: Me) -> None:
     me.init(timeout=60)
     sinks = rankmesh_agent.progress.sinks
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sinks, "_MAX_EARLY_BYTES", 10 * sinks._MIN_COST)
+        patch.setattr(sinks, "_MAX_UNEXPECTED_BYTES", 10 * sinks._MIN_COST)
         dist.barrier()
         if me.rank == 1:
             for _ in range(20):

@@ -35,11 +35,11 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 @router.get("/metrics", response_class=Response, responses=_METRICS)
 async def metrics(agent: AgentStateDep, request: Request) -> Response:
     """Return the counters since the agent joined its job, and the process's use of memory and time."""
-    content, media_type = render_metrics(lambda: _metrics(agent.info(), agent.vitals()), request.headers.get("accept"))
+    content, media_type = render_metrics(lambda: _metrics(agent.info(), agent.stats()), request.headers.get("accept"))
     return Response(content, headers={"Content-Type": media_type})
 
 
-def _metrics(info: AgentInfo, vitals: AgentStats) -> Iterator[Metric]:
+def _metrics(info: AgentInfo, stats: AgentStats) -> Iterator[Metric]:
     about = InfoMetricFamily("rankmesh_agent", "The agent, its rank (-1 for none) and job.")
     about.add_metric(
         [], {"version": info.version, "job": info.job, "rank": str(info.member.rank), "epoch": str(info.epoch)}
@@ -47,14 +47,14 @@ def _metrics(info: AgentInfo, vitals: AgentStats) -> Iterator[Metric]:
     yield about
     yield GaugeMetricFamily("rankmesh_world_size", "Ranks in the job, 0 while the agent is in none.", info.world_size)
     yield GaugeMetricFamily("rankmesh_uptime_seconds", "Time since the agent joined its job.", info.uptime)
-    yield from _operations(vitals.operations)
+    yield from _operations(stats.operations)
     peers = GaugeMetricFamily("rankmesh_peers", "Connected peers by transport.", labels=["medium"])
-    for medium, number in sorted(vitals.peers.items()):
+    for medium, number in sorted(stats.peers.items()):
         peers.add_metric([medium], number)
     yield peers
-    yield GaugeMetricFamily("rankmesh_peers_lost", "Peers that disconnected without leaving.", vitals.lost)
-    if vitals.heartbeats is not None:
-        pulse = vitals.heartbeats
+    yield GaugeMetricFamily("rankmesh_peers_lost", "Peers that disconnected without leaving.", stats.lost)
+    if stats.heartbeats is not None:
+        pulse = stats.heartbeats
         beats = CounterMetricFamily("rankmesh_heartbeats", "Heartbeats by result.", labels=["result"])
         beats.add_metric(["answered"], pulse.answered)
         beats.add_metric(["unanswered"], pulse.unanswered)

@@ -6,7 +6,7 @@ It forwards requests whose body is not JSON, whose query is invalid, and those b
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, isawaitable
 from typing import Annotated, Any, get_args, get_type_hints
 
 from fastapi import FastAPI, Query, Request, Response
@@ -40,7 +40,9 @@ def _function(endpoint: Endpoint) -> Any:
     async def respond(request: Request, **given: Any) -> Response:
         kind = endpoint.kind
         body = given["body"] if posted else kind and kind(**given)
-        reply = await endpoint.respond(request.app.state.services, body, request.receive, job_of(request.scope))
+        reply = endpoint.respond(request.app.state.services, body, request.receive, job_of(request.scope))
+        if isawaitable(reply):
+            reply = await reply
         headers = {} if posted else {"cache-control": "no-store"}
         return Response(encode(reply), headers=headers, media_type="application/json")
 

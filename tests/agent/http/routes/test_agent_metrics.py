@@ -59,7 +59,7 @@ async def test_names_are_written_so_that_they_can_be_read(client):
 
 
 async def test_an_agent_in_no_job_has_metrics_too(client, agent):
-    agent.vitals = AgentStats
+    agent.stats = AgentStats
     found = await samples(client)
     assert found["process_cpu_seconds_total",] > 0
     assert not any(name.startswith(("rankmesh_operation", "rankmesh_heart")) for name, *_ in found)

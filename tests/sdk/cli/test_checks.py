@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from support import overview
 
-from rankmesh._cli.probe import AgentProbe, Clock, Pair, ProbeResults, rounds
-from rankmesh._cli.rules import Finding, evaluate
+from rankmesh._cli.checks import AgentProbe, CheckResult, Clock, Pair, ProbeResults, evaluate, rounds
 from rankmesh_agent.wire.schemas import ProbeReply
 
 GOOD = ProbeReply("http://x", reached=True, connect=1e-4, round_trip=1e-3)
@@ -18,8 +17,9 @@ DROPPED = ProbeReply("http://x", reached=False, stage="connect", error="no answe
 BOTH = "rank 1 (host1) and rank 2 (host2)"
 UNREACHED = "rank 2 (host2, pid 102) cannot be asked from here"
 NO_ANSWER = ": no answer to a connection"
-MORE_TIME = "give more of it by --timeout"
-FAILURES = {"job": [overview.failure("rank 1 has failed: killed", ranks=[1])]}
+MORE_TIME = "raise --timeout"
+FAILURES = [overview.failure("rank 1 has failed: killed", ranks=[1])]
+SUSPECT = "rank 1 (host1, pid 101) of job job is suspect: no heartbeat for 4.0 s"
 JOINING = "job train waits for more ranks to join; 0-2 are there: look at what the others say"
 VERSIONS = "RankMesh is not of one version everywhere: 1: this command, the gateway, rank 0; 2: rank 1; install one"
 
@@ -38,11 +38,11 @@ def silent(rank: int, way: ProbeReply = DROPPED, **changes: Any) -> AgentProbe:
     return gone
 
 
-def findings(agents: list[AgentProbe], bad: set[tuple[int, int]] = frozenset(), **changes: Any) -> list[Finding]:  # type: ignore[assignment]
+def findings(agents: list[AgentProbe], bad: set[tuple[int, int]] = frozenset(), **changes: Any) -> list[CheckResult]:  # type: ignore[assignment]
     pairs = [
-        Pair(source, target, DROPPED if (source, target) in bad else GOOD)
-        for source, target in permutations(range(len(agents)), 2)
-        if agents[source].answers
+        Pair(one, other, DROPPED if (source, target) in bad else GOOD)
+        for (source, one), (target, other) in permutations(enumerate(agents), 2)
+        if one.report is not None
     ]
     gateway = {"url": "http://g", "version": "1", "round_trip": 1e-3, "clock": Clock(0.2, 1.0)}
     found = {
@@ -59,62 +59,70 @@ def trio() -> list[AgentProbe]:
     return [agent(rank) for rank in range(3)]
 
 
+TWO = [agent(0), agent(1)]
+LOADED = [agent(0), agent(1, report={"load": 7.75})]
+
+
 def test_all_is_well():
     assert findings(trio()) == []
 
 
-CASES: dict[str, tuple[Callable[[], list[Finding]], Finding]] = {
+CASES: dict[str, tuple[Callable[[], list[CheckResult]], CheckResult]] = {
     "a pair that is cut": (
         lambda: findings(trio(), {(1, 2), (2, 1)}),
-        Finding("problem", "pair", ("rank 1", "rank 2"), f"{BOTH} do not reach each other{NO_ANSWER}"),
+        CheckResult("problem", "pair", ("rank 1", "rank 2"), f"{BOTH} do not reach each other{NO_ANSWER}"),
     ),
     "a pair that is cut in one direction": (
         lambda: findings(trio(), {(2, 1)}),
-        Finding("problem", "pair", ("rank 2", "rank 1"), f"rank 2 (host2) does not reach rank 1 (host1){NO_ANSWER}"),
+        CheckResult(
+            "problem", "pair", ("rank 2", "rank 1"), f"rank 2 (host2) does not reach rank 1 (host1){NO_ANSWER}"
+        ),
     ),
     "an agent that no other reaches": (
         lambda: findings([agent(0), agent(1), silent(2)], {(0, 2), (1, 2)}),
-        Finding("problem", "agent", ("rank 2",), f"{UNREACHED}, nor does any of 2 others reach it{NO_ANSWER}"),
+        CheckResult("problem", "agent", ("rank 2",), f"{UNREACHED}, nor does any of 2 others reach it{NO_ANSWER}"),
     ),
     "an agent that only others reach": (
         lambda: findings([agent(0), agent(1), silent(2)], {(1, 2)})[1:],
-        Finding("warning", "agent", ("rank 2",), f"{UNREACHED}, though rank 0 reaches it{NO_ANSWER}"),
+        CheckResult("warning", "agent", ("rank 2",), f"{UNREACHED}, though rank 0 reaches it{NO_ANSWER}"),
     ),
     "a rank that has failed": (
-        lambda: findings([agent(0), agent(1, state="failed")], failures=FAILURES),
-        Finding("problem", "agent", ("rank 1",), "rank 1 has failed: killed"),
+        lambda: findings([agent(0), agent(1, state="failed")], problems=FAILURES),
+        CheckResult("problem", "agent", ("rank 1",), "rank 1 has failed: killed"),
     ),
     "a job that is over": (
-        lambda: findings([], failures=FAILURES),
-        Finding("warning", "agent", (), "job job is over: rank 1 has failed: killed"),
+        lambda: findings([], problems=FAILURES),
+        CheckResult("warning", "agent", (), "job job is over: rank 1 has failed: killed"),
     ),
     "a rank that is silent": (
-        lambda: findings([agent(0), agent(1, state="suspect")]),
-        Finding(
-            "warning", "agent", ("rank 1",), "rank 1 (host1, pid 101) is suspect: the gateway has no heartbeat of it"
+        lambda: findings(
+            [agent(0), agent(1, state="suspect")], problems=[overview.finding(SUSPECT, kind="suspect", ranks=[1])]
         ),
+        CheckResult("warning", "agent", ("rank 1",), SUSPECT),
     ),
     "a pair that could not be measured": (
-        lambda: findings([agent(0), agent(1)], pairs=[Pair(0, 1, None, "it is busy")]),
-        Finding("problem", "pair", ("rank 0",), "the way from rank 0 to rank 1 was not measured: it is busy"),
+        lambda: findings(TWO, pairs=[Pair(*TWO, None, "it is busy")]),
+        CheckResult("problem", "pair", ("rank 0",), "the way from rank 0 to rank 1 was not measured: it is busy"),
     ),
     "a pair that was not measured in time": (
-        lambda: findings([agent(0), agent(1)], pairs=[Pair(1, 0, None, "late", timed_out=True)]),
-        Finding("warning", "pair", ("rank 1",), f"the way from rank 1 to rank 0 was not measured: late; {MORE_TIME}"),
+        lambda: findings(TWO, pairs=[Pair(*TWO[::-1], None, "late", timed_out=True)]),
+        CheckResult(
+            "warning", "pair", ("rank 1",), f"the way from rank 1 to rank 0 was not measured: late; {MORE_TIME}"
+        ),
     ),
     "versions that differ": (
         lambda: findings([agent(0), agent(1, report={"version": "2"})]),
-        Finding("problem", "version", ("this command", "the gateway", "rank 0", "rank 1"), VERSIONS),
+        CheckResult("problem", "version", ("this command", "the gateway", "rank 0", "rank 1"), VERSIONS),
     ),
     "ranks that wait for others": (
         lambda: findings([], joining={"train": [0, 2, 1]}),
-        Finding("warning", "agent", (), JOINING),
+        CheckResult("warning", "agent", (), JOINING),
     ),
 }
 
 
 @pytest.mark.parametrize(("found", "expected"), CASES.values(), ids=CASES)
-def test_a_finding(found: Callable[[], list[Finding]], expected: Finding):
+def test_a_finding(found: Callable[[], list[CheckResult]], expected: CheckResult):
     assert found() == [expected]
 
 
@@ -122,7 +130,8 @@ BUSY = {"version": "1", "host": "host1", "load": 7.75}
 LATE = ProbeReply("http://x", reached=False, stage="answer", error="no answer within 3 s")
 ASKED = "rank 1 (host1, pid 101) cannot be asked from here, and there is no other agent to try: no answer within 3 s"
 HINT = (
-    "; host1 is busy, with 7.8 processes for each of its processors: give more --patience before you look for a fault"
+    "; host1 is busy, with 7.8 processes for each of its processors: raise --request-timeout before you look for a "
+    "fault"
 )
 
 
@@ -138,14 +147,14 @@ HINT = (
         ),
         (lambda: findings([silent(1)], here=BUSY), "problem", ASKED.replace("within 3 s", "to a connection")),
         (
-            lambda: findings([agent(0), agent(1, report={"load": 7.75})], pairs=[Pair(0, 1, LATE)]),
+            lambda: findings(LOADED, pairs=[Pair(*LOADED, LATE)]),
             "warning",
             f"rank 0 (host0) does not reach rank 1 (host1): no answer within 3 s{HINT}",
         ),
     ],
     ids=["a busy host", "an idle host", "a stopped process", "dropped packets", "a pair with a busy host"],
 )
-def test_a_busy_host_is_told_from_a_broken_one(found: Callable[[], list[Finding]], level: str, text: str):
+def test_a_busy_host_is_told_from_a_broken_one(found: Callable[[], list[CheckResult]], level: str, text: str):
     assert [(each.level, each.text) for each in found()] == [(level, text)]
 
 
@@ -177,8 +186,9 @@ def test_a_pair_that_is_slow():
     def at(rate: float) -> ProbeReply:
         return ProbeReply("http://x", reached=True, bytes=1000, seconds=1000 / rate)
 
-    pairs = [Pair(i, j, at(1e6 if (i, j) == (0, 1) else 1e9)) for i, j in permutations(range(3), 2)]
-    (found,) = findings(trio(), pairs=pairs)
+    agents = trio()
+    pairs = [Pair(*both, at(1e6 if both == tuple(agents[:2]) else 1e9)) for both in permutations(agents, 2)]
+    (found,) = findings(agents, pairs=pairs)
     assert (found.level, found.names) == ("warning", ("rank 0", "rank 1"))
     assert "rank 1 (host1) sends to rank 0 (host0) at 1 MB/s, others at 1 GB/s" in found.text
 
