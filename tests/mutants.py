@@ -184,10 +184,11 @@ FAULTS = [
     Fault(S + "orphans.py", "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", FILES, "memory of a process that lives is removed"),
     Fault("agent/rankmesh_agent/net/fork.py", "    import_lock.acquire(timeout=_FORK_SECONDS)", "    pass", "sdk/test_fork.py -k imports", "a child waits for an import of its parent"),
     Fault(GROUP + "work.py", "    if made_in is not _process:", "    if False:", "sdk/test_fork.py", "a child waits for its parent's call"),
-    Fault(T + "shm_ring.py", "self._copy_in(0, buffer[first:])", "self._copy_in(0, buffer[:0])", RING, "bytes past the end of the ring are lost"),
+    Fault(T + "shm_ring.py", "into[first:] = data[: length - first]", "pass", RING, "bytes past the end of the ring are lost"),
     Fault(T + "shm_ring.py", "room = capacity - (head - words[_TAIL])", "room = capacity", RING, "unread bytes are overwritten"),
     Fault(T + "shm_ring.py", "return not self.has_work(writing, reading)", "return True", RING, "data that came before sleep is not seen"),
-    Fault(T + "shm_ring.py", "self._ring_doorbell(self._in, _WRITER_SLEEPS)", "pass", RING, "a full ring's writer is not woken"),
+    Fault(T + "shm_ring.py", "        if received:\n            self._ring_doorbell(self._in, _WRITER_SLEEPS)", "        if received:\n            pass", RING, "a full ring's writer is not woken"),
+    Fault(T + "shm_ring.py", " or data[at:begin] != head", "", RING, "a frame is taken for another one"),
     Fault(T + "shm_ring.py", "            self._lost = error", "            pass", RING, "a peer's end goes unnoticed"),
     Fault(T + "shm_ring.py", "(self._generation + 1) %", "self._generation %", RING + " " + P2P, "changed bytes are taken for the message"),
     Fault(T + "shm_ring.py", "mapping is None or mapping.bytes", "mapping is None or not mapping.bytes", RING, "memory of another pair is taken"),
@@ -213,6 +214,8 @@ FAULTS = [
     Fault("gateway/rankmesh_gateway/torch_store.py", "self._wake(key, 1)", "self._wake(key)", TORCH_STORE, "one pushed value ends all waits for the queue"),
     Fault("gateway/rankmesh_gateway/torch_store.py", "min(most, self._unused_bytes)", "1 << 62", TORCH_STORE, "a client announces any size"),
     # Messages
+    Fault(P + "engine.py", "if self._taken % _TAKE_INTERVAL == 0:", "if False:", MATCHING, "ranks that never wait learn of no failure"),
+    Fault(P + "matching.py", " and self.receives.first(source, tag) is None", "", MATCHING, "a receive takes the message of an earlier one"),
     Fault(P + "matching.py", " and cost <= credit.available:", ":", MATCHING, "eager messages fill the receiver's memory"),
     Fault(P + "message_queues.py", "return next(iter(queue)) if queue", "return next(reversed(queue)) if queue", MATCHING, "messages overtake each other"),
     Fault(P + "message_queues.py", "return min(named[0], wild[0]", "return max(named[0], wild[0]", QUEUES, "receives overtake each other"),
@@ -412,6 +415,7 @@ def run(tree: Path, tests: str, limit: float, jobs: int) -> tuple[str, str]:
         "support.no_shrinking",
     ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / each) for each in COPIED[:4])}
+    environment["RANKMESH_NATIVE"] = "0"  # the faults are in the Python code
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [*command, *parallel, *arguments], cwd=tree, env=environment, stdout=output, stderr=subprocess.STDOUT,

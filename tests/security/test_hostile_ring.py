@@ -75,7 +75,7 @@ def spoil(shared: Shared, random: Random) -> None:
 def use(ring: RingConnection, random: Random) -> None:
     """Do what the engine does with a connection."""
     received = memoryview(bytearray(3 * CAPACITY))
-    match random.randrange(6):
+    match random.randrange(7):
         case 0:
             assert ring.send([bytes(random.randint(0, 2 * CAPACITY)), b"x"]) <= CAPACITY
         case 1:
@@ -90,6 +90,8 @@ def use(ring: RingConnection, random: Random) -> None:
         case 5:
             with pytest.raises(DistNetworkError):
                 ring.read_exposed(random.choice(EXTREMES), 1, 1)
+        case 6:
+            ring.take(bytes(random.randint(0, 2)), received[: random.randint(0, len(received))])
 
 
 def test_no_word_leads_out_of_the_ring() -> None:

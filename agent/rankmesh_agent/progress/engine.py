@@ -40,6 +40,8 @@ Action = Callable[[], object]
 _DRAIN_SECONDS = 0.001
 _UNCONNECTED = Unconnected()
 _MAX_DEPARTURES = 256
+_TAKE_INTERVAL = 64
+"""Interval, in frames taken from memory without a poll, at which all connections are polled."""
 _OUTGOING = operator.attrgetter("outgoing")
 
 
@@ -68,7 +70,8 @@ class ProgressEngine:
 
     Attributes:
         lock: guards the engine and the groups' messages.
-        call_count: number of calls of the foreground so far.
+        call_count: number of calls of the foreground so far. Each is counted before it takes the lock: the background
+            thread, if it drives, then releases it, and stays away for a while.
         poll_count: number of polls so far.
         driven: whether a thread drives the engine.
         closed: whether the engine is closed.
@@ -77,6 +80,7 @@ class ProgressEngine:
         dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock held.
         on_demand: whether ranks connect on demand, so that some may not be connected after the join.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
+        rings: see Poller.
         ends: an epoll descriptor that reports the end of connections, see ended_connections.
         on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
         departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
@@ -110,13 +114,13 @@ class ProgressEngine:
         # Reentrant because an RLock knows its owner, which a wait interrupted by Ctrl-C needs.
         self.lock = threading.RLock()
         self.call_count = 0
-        self.poll_count = 0
+        self.poll_count = self._taken = 0
         self.driven = False
         self.closed = False
         self._changed = threading.Condition(self.lock)
         self._followers = 0
         self._poller = Poller(self.lock, oversubscribed)
-        self.ends = self._poller.ends
+        self.rings, self.ends = self._poller.rings, self._poller.ends
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self.background = ProgressThread(self, self._sinks.sinks)
         self.status_sources: list[Callable[[], list[Status]]] = []
@@ -225,8 +229,18 @@ class ProgressEngine:
         if peer.outgoing and not queued and not peer.corked:
             self._poller.update(peer)
             # A sleeping driver of shared memory waits for data only, not yet for room to send.
-            if peer in self._poller.rings:
+            if rank in self.rings:
                 self._poller.wake_sleeper()
+
+    def take(self, rank: int, header: bytes, into: memoryview) -> bool:
+        """Receive a frame from a peer if it comes next and soon: see Connection.take."""
+        peer = self.rings.get(rank)
+        if peer is None or self.driven or not peer.take(header, into):
+            return False
+        self._taken += 1
+        if self._taken % _TAKE_INTERVAL == 0:
+            self.poll_once(0)  # a rank that never waits learns what the other peers send, and who has failed
+        return True
 
     def cancel_send(self, transfer: Transfer) -> tuple[int, Header] | None:
         """Remove a frame that has not begun to leave; return its peer and its header."""
@@ -268,23 +282,30 @@ class ProgressEngine:
 
     # Without the lock
 
+    def receive_from(self, rank: int, transfer: Transfer) -> None:
+        """Receive what a peer in shared memory has sent, and the rest of a transfer as long as it comes soon."""
+        with self.lock:
+            peer = self.rings.get(rank)
+            if peer is None or not peer.connection.has_work(False):
+                return
+            while not (transfer.done or self.driven or peer.paused or peer.outgoing):
+                self.poll_count += 1
+                self._receive(peer)
+                if rank not in self.rings or not peer.connection.await_bytes():
+                    return
+
     def flush(self, timeout: float) -> None:
         """Send the queued frames, such as an ABORT, within at most ``timeout`` seconds."""
-        self.call_count += 1  # see lock_for_call
+        self.call_count += 1
         with self.lock:
             if not self._all_flushed():
                 self.drive(self._all_flushed, Deadline(timeout))
 
     # Progress
 
-    def lock_for_call(self) -> threading.RLock:
-        """Return the lock, for a caller that begins messages: the background thread stays away for a while."""
-        self.call_count += 1  # before the lock is taken: the background thread, if it drives, then releases it
-        return self.lock
-
     def wait(self, ready: Test, deadline: Deadline, hopeless: Test | None = None, idle: Action | None = None) -> bool:
         """Wait, without the lock, until ``ready()``; see ``drive``."""
-        self.call_count += 1  # see lock_for_call
+        self.call_count += 1
         with self.lock:
             return self.drive(ready, deadline, hopeless, idle)
 
@@ -333,7 +354,7 @@ class ProgressEngine:
 
     def progress(self) -> None:
         """Move the bytes that can be moved now, without waiting."""
-        self.call_count += 1  # see lock_for_call
+        self.call_count += 1
         with self.lock:
             if not self.driven and not self.closed:
                 self.poll_once(0)

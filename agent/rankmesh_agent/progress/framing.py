@@ -31,12 +31,9 @@ _TURN_BYTES = 8 << 20
 class Transfer:
     """A frame being sent, or a buffer being filled."""
 
-    __slots__ = ("done", "error", "source")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.error: Exception | None = None
-        self.source = -1
+    done = False
+    error: Exception | None = None
+    source = -1
 
 
 class RemoteRead:
@@ -151,6 +148,11 @@ class FramedConnection:
             self.paused = False
         if self.remote_reads:
             self.remote_reads = deque(read for read in self.remote_reads if read.group != group)
+
+    def take(self, header: bytes, into: memoryview) -> bool:
+        """Receive a frame if it comes next and soon, through memory; False if nothing or something else does."""
+        whole = self._begin == self._end and self._header is None and not self._to_discard
+        return whole and self.connection.take(header, into)
 
     def run_remote_reads(self) -> int:
         """Read some short messages from the peer's memory, or a part of a long one; return about how many bytes."""

@@ -47,6 +47,7 @@ MAX_ANNOUNCED = 1 << 18
 """Maximum number of announcements of one sender in the receiver's queue."""
 _MIN_COST = 1 << 10
 """Minimum credit of a message, since an empty one occupies memory, too."""
+_EAGER = Opcode.EAGER  # read off its class once, see communicator
 _MAX_REASON_BYTES = 1 << 10
 """Bytes of a refusal's reason that are kept."""
 
@@ -106,8 +107,7 @@ class MessageMatcher:
         cost = max(len(view), _MIN_COST)
         if len(view) <= self.engine.eager_limit and cost <= credit.available:
             credit.available -= cost
-            header = frames.encode(Opcode.EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, len(view))
-            self.engine.send(rank, [header, view], transfer)
+            self.engine.send(rank, [self._eager(dtype, tag, len(view)), view], transfer)
         else:
             number = next(self.ids)
             self.announced[number] = _AnnouncedSend(rank, dtype, tag, view, transfer)
@@ -126,6 +126,17 @@ class MessageMatcher:
             if self.engine.on_demand and source != ANY:
                 self.engine.connect((source,))
         return wanted.transfer
+
+    def receive_soon(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
+        """Receive as ``receive`` does, but wait a moment for a message that shared memory may bring next."""
+        if self.unexpected.first(source, tag) is None and self.receives.first(source, tag) is None:
+            nbytes = len(view)
+            if self.engine.take(source, self._eager(dtype, tag, nbytes), view):
+                self._return_credit(source, nbytes)
+                transfer = Transfer()
+                transfer.source, transfer.done = source, True
+                return transfer
+        return self.receive(source, view, dtype, tag)
 
     def cancel(self, transfer: Transfer) -> bool:
         """Cancel a transfer that has not begun; return False if its bytes may be in flight."""
@@ -330,6 +341,9 @@ class MessageMatcher:
         if credit.unreturned >= WINDOW // 4:
             self.engine.send(rank, [self._frame(Opcode.CREDIT, total=credit.unreturned)])
             credit.unreturned = 0
+
+    def _eager(self, dtype: int, tag: int, nbytes: int) -> bytes:
+        return frames.encode(_EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, nbytes)
 
     def _frame(self, opcode: Opcode, **fields: int) -> bytes:
         return frames.encode(opcode, group=self.group, epoch=self.engine.epoch, **fields)

@@ -30,7 +30,7 @@ class Poller:
 
     Attributes:
         peers: the connections that epoll reports, by file descriptor.
-        rings: the connections in shared memory, whose bytes epoll does not report: each sleep checks them first.
+        rings: the connections in shared memory, by rank; epoll reports none of their bytes: each sleep checks first.
         due: the connections to turn to at the next poll, whatever epoll reports.
         ends: reports the ends of connections alone, once each.
         wakeup_fd: the eventfd.
@@ -39,7 +39,7 @@ class Poller:
 
     def __init__(self, lock: threading.RLock, oversubscribed: bool) -> None:
         self.peers: dict[int, FramedConnection] = {}
-        self.rings: list[FramedConnection] = []
+        self.rings: dict[int, FramedConnection] = {}
         self.due: set[FramedConnection] = set()
         with contextlib.ExitStack() as undo:
             self._epoll = undo.enter_context(select.epoll())
@@ -64,7 +64,7 @@ class Poller:
             if connection.has_work(False):  # TLS: decrypted at the end of the handshake
                 self.due.add(peer)
         else:
-            self.rings.append(peer)
+            self.rings[peer.rank] = peer
         fd = connection.fileno()
         self.peers[fd] = peer
         self._masks[fd] = connection.events(False)
@@ -88,8 +88,7 @@ class Poller:
         """Report nothing of a connection any more."""
         self.stop_polling(peer)
         self.due.discard(peer)
-        if peer in self.rings:
-            self.rings.remove(peer)
+        self.rings.pop(peer.rank, None)
 
     def update(self, peer: FramedConnection) -> None:
         """Report room to send while frames are queued, and no received bytes while the connection is paused."""
@@ -109,7 +108,7 @@ class Poller:
         ready = [*due] if due else []
         ready += [
             peer
-            for peer in self.rings
+            for peer in self.rings.values()
             if peer.connection.has_work(bool(peer.outgoing), not peer.paused)
             and peer not in due
             and (peer.outgoing or not peer.paused)
@@ -129,7 +128,7 @@ class Poller:
                 break
         # Only now: once a reader has declared that it sleeps, its peer must ring the doorbell at each write.
         ready = []
-        for peer in self.rings:
+        for peer in self.rings.values():
             may_sleep = peer.connection.prepare_wait(bool(peer.outgoing), not peer.paused)
             if not may_sleep and (peer.outgoing or not peer.paused):
                 ready.append(peer)

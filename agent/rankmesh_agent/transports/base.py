@@ -46,6 +46,14 @@ class Connection(ABC):
             DistNetworkError: the connection is lost, and all bytes that arrived before have been received.
         """
 
+    def await_bytes(self) -> bool:
+        """Poll memory for a moment, unless the host is busy; return whether bytes have arrived in it."""
+        return False
+
+    def take(self, head: bytes, into: memoryview) -> bool:
+        """Receive ``head``, and ``into`` after it, from memory; if other or fewer bytes come, return False at once."""
+        return False
+
     @abstractmethod
     def fileno(self) -> int:
         """Return a descriptor to poll for ``events()``."""

@@ -33,6 +33,7 @@ import numpy as np
 
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.fork import reset_after_fork
+from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.shared_memory import process_vm
 from rankmesh_agent.shared_memory.mapping import CACHE_LINE, Mapping, unsupported
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
@@ -48,8 +49,10 @@ _CAN_READ = _TAIL + 1
 _GENERATIONS = 1 << 32
 _NONCE = 16
 """Bytes that the client writes at the beginning of its ring, by which a peer recognizes the memory."""
-_LARGE = 1 << 15
-"""Size above which NumPy copies, which releases the interpreter lock."""
+_PIECE_BYTES = 1 << 14
+"""Bytes of a long buffer that its consumer can read while the producer writes the next ones."""
+_SPIN_ROUNDS, _SPINS = 64, 16
+"""Rounds of a wait for bytes, and checks in each: see slots."""
 _fence = reset_after_fork(threading.Lock())
 
 
@@ -73,7 +76,6 @@ class _Ring:
         memory = mapping.bytes.data[offset : offset + _DATA + capacity]
         self.words = memory[:_DATA].cast("Q")
         self.data = memory[_DATA:]
-        self.array = np.frombuffer(self.data, np.uint8)
         self.capacity = capacity
         self.position = 0
         self._peer = peer
@@ -92,26 +94,27 @@ class _Ring:
         Raises:
             ProtocolError: the peer's counter is out of range.
         """
-        words, capacity = self.words, self.capacity
+        words, data, capacity = self.words, self.data, self.capacity
         begin = head = self.position
         room = capacity - (head - words[_TAIL])
         if not 0 <= room <= capacity:
             raise self._violation("tail", words[_TAIL])
         for buffer in buffers:
-            if len(buffer) > room:
-                if not room:
-                    break
-                buffer = memoryview(buffer)[:room]
-            length = len(buffer)
-            at = head % capacity
-            first = capacity - at
-            if length <= first:
-                self._copy_in(at, buffer)
-            else:
-                self._copy_in(at, buffer[:first])
-                self._copy_in(0, buffer[first:])
-            head += length
-            room -= length
+            length, at = len(buffer), head % capacity
+            if length <= room and length <= _PIECE_BYTES and at + length <= capacity:  # nearly all
+                data[at : at + length] = buffer
+                head += length
+                room -= length
+                continue
+            rest = memoryview(buffer)[:room]
+            room -= len(rest)
+            while rest:
+                at = head % capacity
+                count = min(len(rest), _PIECE_BYTES, capacity - at)
+                data[at : at + count] = rest[:count]
+                head += count
+                words[_HEAD] = head
+                rest = rest[count:]
         if head != begin:
             self.position = words[_HEAD] = head
         return head - begin
@@ -122,10 +125,10 @@ class _Ring:
         Raises:
             ProtocolError: the peer's counter is out of range.
         """
-        words = self.words
+        words, data, capacity = self.words, self.data, self.capacity
         tail = self.position
         length = words[_HEAD] - tail
-        if not 0 < length <= self.capacity:
+        if not 0 < length <= capacity:
             if not length:
                 return 0
             raise self._violation("head", length + tail)
@@ -133,15 +136,28 @@ class _Ring:
             into = into[:length]
         else:
             length = len(into)
-        at = tail % self.capacity
-        first = self.capacity - at
+        at = tail % capacity
+        first = capacity - at
         if length <= first:
-            self._copy_out(at, into)
+            into[:] = data[at : at + length]
         else:
-            self._copy_out(at, into[:first])
-            self._copy_out(0, into[first:])
+            into[:first] = data[at:]
+            into[first:] = data[: length - first]
         self.position = words[_TAIL] = tail + length
         return length
+
+    def take(self, head: bytes, into: memoryview) -> bool:
+        """Read ``head``, and ``into`` after it; return False if these are not the next bytes, in one piece."""
+        words, data, capacity = self.words, self.data, self.capacity
+        tail = self.position
+        at = tail % capacity
+        begin = at + len(head)
+        end = begin + len(into)
+        if not end - at <= words[_HEAD] - tail <= capacity or end > capacity or data[at:begin] != head:
+            return False
+        into[:] = data[begin:end]
+        self.position = words[_TAIL] = tail + end - at
+        return True
 
     def _violation(self, name: str, value: int) -> ProtocolError:
         return ProtocolError(
@@ -149,18 +165,6 @@ class _Ring:
             f"{self.position}",
             address=self._peer,
         )
-
-    def _copy_in(self, at: int, piece: Buffer) -> None:
-        if len(piece) > _LARGE:
-            self.array[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-        else:
-            self.data[at : at + len(piece)] = piece
-
-    def _copy_out(self, at: int, into: memoryview) -> None:
-        if len(into) > _LARGE:
-            np.frombuffer(into, np.uint8)[:] = self.array[at : at + len(into)]
-        else:
-            into[:] = self.data[at : at + len(into)]
 
 
 @functools.cache
@@ -189,7 +193,7 @@ class RingConnection(Connection):
         self._out, self._in = (first, second) if client else (second, first)
         self._doorbell = doorbell
         self._lost: DistNetworkError | None = None
-        self._parallel_reads = False
+        self._own_cores = False
         self._generation = 0
         self._pid = self._in.words[_PID]
         self._can_read = self._in.words[_CAN_READ] = process_vm.can_read(
@@ -203,6 +207,25 @@ class RingConnection(Connection):
         if sent:
             self._ring_doorbell(self._out, _READER_SLEEPS)
         return sent
+
+    def await_bytes(self) -> bool:
+        words, position = self._in.words, self._in.position
+        if words[_HEAD] != position:
+            return True
+        if self._own_cores and core_contention.should_spin():
+            for _ in range(_SPIN_ROUNDS):
+                for _ in range(_SPINS):
+                    if words[_HEAD] != position:
+                        return True
+                if not core_contention.yield_core():
+                    break
+        return False
+
+    def take(self, head: bytes, into: memoryview) -> bool:
+        taken = self.await_bytes() and self._in.take(head, into)
+        if taken:
+            self._ring_doorbell(self._in, _WRITER_SLEEPS)
+        return taken
 
     def recv_into(self, buffer: memoryview) -> int:
         received = self._in.read(buffer)
@@ -241,7 +264,7 @@ class RingConnection(Connection):
         return self._lost is None
 
     def use_aggressive_mode(self) -> None:
-        self._parallel_reads = True  # a read may use the core of a waiting peer, too
+        self._own_cores = True
 
     def expose(self, view: memoryview) -> tuple[int, int]:
         if not self._out.words[_CAN_READ]:
@@ -256,7 +279,7 @@ class RingConnection(Connection):
     def read_exposed(self, address: int, into: int, nbytes: int) -> None:
         if not self._can_read:
             raise DistNetworkError(f"this process cannot read the memory of {self.peer}", address=self.peer)
-        process_vm.read(self._pid, address, into, nbytes, parallel=self._parallel_reads)
+        process_vm.read(self._pid, address, into, nbytes, parallel=self._own_cores)  # the core of a waiting peer, too
 
     def still_exposed(self, generation: int) -> bool:
         # Without its socket, the peer is gone, and its pid may be another process's by now.

@@ -71,24 +71,21 @@ WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
 }
 """Accumulation dtype of each element type that is too narrow to accumulate in."""
 
+
+class _Codes(dict[np.dtype[Any], int]):
+    def __missing__(self, dtype: np.dtype[Any]) -> int:
+        """Raise the error of objects, strings, dates and records."""
+        raise TypeError(f"arrays of dtype {dtype} cannot be communicated; supported are {', '.join(FROM_NAME)}")
+
+
 # int64 and longlong are two type numbers of the same bytes: dtype equality makes them one key here.
-_CODES: dict[np.dtype[Any], int] = {dtype: code for code, _, dtype, _ in _TYPES}
+_CODES = _Codes({dtype: code for code, _, dtype, _ in _TYPES})
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for _, name, dtype, _ in _TYPES}
 _FAMILIES: dict[np.dtype[Any], Family] = {dtype: family for _, _, dtype, family in _TYPES}
 
 
-def code_of(dtype: np.dtype[Any]) -> int:
-    """Return the wire code of an element type in this machine's byte order.
-
-    Raises:
-        TypeError: the type has no code (objects, strings, dates, records).
-    """
-    try:
-        return _CODES[dtype]
-    except KeyError:
-        raise TypeError(
-            f"arrays of dtype {dtype} cannot be communicated; supported are {', '.join(FROM_NAME)}"
-        ) from None
+code_of = _CODES.__getitem__
+"""Returns the wire code of an element type in this machine's byte order; raises a TypeError for one without a code."""
 
 
 def family(dtype: np.dtype[Any]) -> Family:

@@ -136,6 +136,9 @@ def group_rank_of(
         ValueError: both are given, or none and there is no default; or it is not a member.
         TypeError: it is not an integer.
     """
+    ranks = comm.state.global_ranks
+    if type(rank) is int and group_rank is None and rank in ranks:  # nearly all
+        return ranks.index(rank)
     if rank is not None and group_rank is not None:
         raise ValueError(f"give {name} (a global rank) or group_{name} (a rank in the group), not both")
     if group_rank is not None:
@@ -146,7 +149,6 @@ def group_rank_of(
         rank = default
     if rank is None:
         raise ValueError(f"{name} is missing: give {name} (a global rank) or group_{name} (a rank in the group)")
-    ranks = comm.global_ranks
     if as_int(rank, name) not in ranks:
         raise ValueError(f"{name}={rank} is not in the group, whose ranks are {list(ranks)}")
     return ranks.index(rank)

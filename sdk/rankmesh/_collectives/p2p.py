@@ -221,7 +221,8 @@ def _begin_send(
     peer = group_rank_of(comm, dst, group_dst, "dst")
     rank = comm.ranks[peer]
     tag = _check_tag(tag)
-    comm = _communicator_for(comm, group, tensor, peer)
+    if type(tensor) is not np.ndarray:
+        comm = _communicator_for(comm, group, tensor, peer)
     array = flat_in(tensor, "tensor", comm)
     return functools.partial(comm.send, array, rank, tag, options(comm, timeout, async_op, [tensor]))
 
@@ -243,7 +244,8 @@ def _begin_recv(
         peer = group_rank_of(comm, src, group_src, "src")
         rank = comm.ranks[peer]
     tag = _check_tag(tag)
-    comm = _communicator_for(comm, group, tensor, peer)
+    if type(tensor) is not np.ndarray:
+        comm = _communicator_for(comm, group, tensor, peer)
     array, write_back = flat_out(tensor, "tensor", comm)
     given = options(comm, timeout, async_op, [tensor], write_back)
     return functools.partial(comm.receive, array, rank, tag, given)
@@ -251,7 +253,7 @@ def _begin_recv(
 
 def _communicator_for(comm: Communicator, group: Group, tensor: Any, peer: int | None) -> Communicator:
     """Return the communicator for messages of an array to or from a group rank (None: any)."""
-    device = None if type(tensor) is np.ndarray else device_of(tensor)
+    device = device_of(tensor)
     if device is None:
         return comm
     from rankmesh._session import gpu
@@ -260,7 +262,8 @@ def _communicator_for(comm: Communicator, group: Group, tensor: Any, peer: int |
 
 
 def _check_tag(tag: int) -> int:
-    tag = as_int(tag, "tag")
+    if type(tag) is not int:
+        tag = as_int(tag, "tag")
     if not -(1 << 63) <= tag < 1 << 63:
         raise ValueError(f"tag must be a whole number of 64 bits, got {tag!r}")
     return tag

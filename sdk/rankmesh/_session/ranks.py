@@ -30,12 +30,14 @@ def require_member(group: Group) -> ProcessGroup:
     Raises:
         ValueError: this process is not a member, or init_process_group has not been called.
     """
+    if group is None:
+        return require_session().group
     if isinstance(group, NonMember):
         raise ValueError(
             "this process is not a member of the group: make this call only at its members; elsewhere get_rank() is -1"
         )
     communicator_of(group)
-    return require_session().group if group is None else group
+    return group
 
 
 def get_rank(group: Group = None) -> int:

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.transports.tcp import SOCKET_BUFFER
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.dtypes import FROM_CODE
-from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, GroupAbortedError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, GroupAbortedError, RankFailedError
 from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -94,6 +95,46 @@ def test_a_receive_from_any_rank_returns_its_source(trio: World) -> None:
         assert (got == rank).all()
     for work in works:
         work.wait()
+
+
+def test_short_messages_are_received_in_the_order_of_the_receives(pair: World) -> None:
+    sender, receiver = pair.communicators
+    first, second, third = np.zeros(1), np.zeros(1), np.zeros(1)
+    work = irecv(receiver, first, 0, 5)
+    for number, tag in ((3.0, 7), (1.0, 5), (2.0, 5)):
+        send(sender, np.array([number]), 1, tag)
+    assert recv(receiver, second, 0, 5) == 0
+    work.wait()
+    recv(receiver, third, ANY, 7)
+    assert (first, second, third) == (1, 2, 3)
+
+
+def test_ranks_that_never_wait_for_each_other_learn_that_another_one_has_failed(trio: World) -> None:
+    one, other, _ = trio.communicators
+    trio.meshes[2]._peers[0].connection.close()  # as the end of its process does
+
+    def exchange() -> None:
+        for number in range(1000):
+            send(one, np.full(1, number), 1)
+            recv(other, got := np.zeros(1, np.int64), 0)
+            assert got == number
+            send(other, got, 0)
+            recv(one, got, 1)
+
+    with pytest.raises(RankFailedError, match="rank 2"):
+        exchange()
+
+
+def test_a_receive_that_is_interrupted_takes_no_later_message(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver = pair.communicators
+    monkeypatch.setattr(receiver.engine, "receive_from", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        recv(receiver, np.zeros(1), 0)
+    monkeypatch.undo()
+    assert receiver.messages.active_records() == []
+    send(sender, np.ones(1), 1)
+    recv(receiver, got := np.zeros(1), 0)
+    assert got == 1
 
 
 def test_irecv_completes_in_the_background(pair: World) -> None:

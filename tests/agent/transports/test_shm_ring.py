@@ -270,6 +270,23 @@ def test_a_ring_takes_exactly_what_it_holds(listener, shm, ring_bytes):
             assert other.recv_into(memoryview(bytearray(1))) == 0
 
 
+def test_a_frame_is_taken_if_it_is_the_next_one_and_whole(listener, shm):
+    into = memoryview(bytearray(4))
+    with connected(RingTransport("secret", str(shm), "job", ring_bytes=1000), listener) as (one, other):
+        assert not other.take(b"head", into)
+        one.send([b"headda"])
+        assert not other.take(b"head", into), "the rest is missing"
+        one.send([b"ta"])
+        assert not other.take(b"tail", into)
+        assert other.take(b"head", into)
+        assert into == b"data"
+        one.send([bytes(986)])
+        assert recv_exactly(other, 986, Deadline(10)) == bytes(986)
+        one.send([b"headmore"])
+        assert not other.take(b"head", into), "it goes round the end of the ring"
+        assert recv_exactly(other, 8, Deadline(10)) == b"headmore"
+
+
 def test_who_only_looks_around_is_not_rung_for(transport, listener):
     with connected(transport, listener) as (one, other):
         assert not one.has_work(writing=False)

@@ -1,0 +1,42 @@
+"""Random programs of calls have the same results, bit for bit, with the compiled core and without it."""
+
+from __future__ import annotations
+
+import pytest
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+from rankmesh_agent import native
+
+SEEDS = 12
+WAYS = {"0": "in Python", "1": "by the core", "01": "one rank in Python, the next by the core"}
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(native.core is None, reason=f"the compiled core does not run: {native.reason}"),
+]
+
+
+def run_programs(me: Me, first: int) -> None:
+    from support.programs import Program
+
+    me.init(timeout=60)
+    world = list(range(me.size))
+    lists = [world, world[::-1], world[::2], world[:2]]
+    groups = [(dist.new_group(ranks, sort_ranks=False), ranks) for ranks in lists]
+    me.report(digests=[Program(seed, groups).run() for seed in range(first, first + SEEDS)])
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_results_are_the_same(ranks: Ranks, size: int) -> None:
+    found = {}
+    for way in WAYS:
+
+        def variables(rank: int, way: str = way) -> dict[str, str]:
+            return {"RANKMESH_TRANSPORT": "shm", "RANKMESH_NATIVE": way[rank % len(way)]}
+
+        ran = ranks.run(run_programs, size, env=variables, first=100 * size)
+        found[WAYS[way]] = [rank.reported["digests"] for rank in ran]
+    assert found["by the core"] == found["in Python"]
+    assert found[WAYS["01"]] == found["in Python"]
