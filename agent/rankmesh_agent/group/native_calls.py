@@ -79,7 +79,9 @@ class NativeCalls:
         lane = 0 if call.dtype is None else segment.lane(call.dtype) * call.dtype.itemsize
         place = segment.rank, segment.size, root
         try:
-            return self._core.Plan(self._state, call, counts, place, lane, self._reduction(call, lane), all_to_all.complete)
+            return self._core.Plan(
+                self._state, call, counts, place, lane, self._reduction(call, lane), all_to_all.complete
+            )
         except ValueError:
             return None
 
