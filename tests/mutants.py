@@ -233,7 +233,7 @@ FAULTS = [
     Fault(P + "wait_graph.py", "unreachable or silent or absent or unknown", "unreachable or absent or silent or unknown", STATUS, "a rank that waits for a stopped one is blamed"),
     # Calls of a group, in order
     Fault(GROUP + "call_queue.py", "and not self._queued and self._turn.acquire(False):", "and self._turn.acquire(False):", QUEUE, "a call overtakes those in the queue"),
-    Fault(GROUP + "call_queue.py", "self._worker is not None and threading.current_thread() is self._worker:\n            name", "False:\n            name", QUEUE, "a callback waits for itself"),
+    Fault(GROUP + "call_queue.py", "self.worker is not None and threading.current_thread() is self.worker:\n            name", "False:\n            name", QUEUE, "a callback waits for itself"),
     Fault(GROUP + "call_queue.py", "except CollectiveMismatchError:", "except ZeroDivisionError:", GROUPS, "a mismatch ends the group"),
     Fault(GROUP + "call_queue.py", "state.abort(error)\n                raise", "raise", GROUPS, "a failed call does not end the group"),
     Fault(GROUP + "call_queue.py", "self._state.abort(error)  #", "pass  #", QUEUE, "Ctrl-C leaves a queued call running"),

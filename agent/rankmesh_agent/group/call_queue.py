@@ -290,7 +290,9 @@ class CallQueue:
             until = options.deadline
             given = options if until is None else options._replace(timeout=until.remaining())
             # Planned anew: an earlier call may have changed the backend (registered arrays), at every rank.
-            self.execute(self.plan(key), arguments, given)
+            plan = self.plan(key)
+            if self._native is None or plan.native is None or not self._native.run(plan, arguments, given):
+                self.execute(plan, arguments, given)
 
         work = Work(plan.call.name, options.result, Future(lambda: self.worker, self._release))
         queued = _QueuedCall(plan.call, monotonic(), plan.payload_bytes(arguments), work, execute)

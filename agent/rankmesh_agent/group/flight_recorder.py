@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
+from rankmesh_agent.native import core
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import Call
@@ -64,6 +65,18 @@ Record = tuple[RecordOwner, Call | MessageInfo, int, float, float | None, str, i
 is None while it is under way. A bare tuple, because making a named one takes five times as long."""
 
 
+class Latest(Protocol):
+    """The records that ended last, in this order: a deque, or the compiled core's."""
+
+    def append(self, record: Record, /) -> None:
+        """Add a record; the oldest one makes room."""
+
+    def copy(self) -> Iterable[Record]:
+        """Return the records. For any thread."""
+
+    def __getitem__(self, number: int, /) -> Record: ...
+
+
 class RecordedCalls(Protocol):
     """Calls or messages of a group at one rank: their statistics, and those under way."""
 
@@ -89,13 +102,14 @@ class FlightRecorder:
         capacity: number of calls and messages to keep, 0 for none.
 
     Attributes:
+        latest: the records of the calls and messages that ended last.
         on_failure: called with the failure of a group; and with the timeout of a message, and its begin by the
             monotonic clock. It must not wait.
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        self._records: deque[Record] = deque(maxlen=capacity)
-        self.record = self._records.append
+        self.latest: Latest = deque(maxlen=capacity) if core is None else core.Records(capacity)
+        self.record = self.latest.append
         """Records a call or message that has ended."""
         self.on_failure: Callable[[DistError, float | None], None] = lambda error, begun: None
         self._since = time.time() - time.monotonic()
@@ -115,7 +129,7 @@ class FlightRecorder:
 
     def _last(self) -> Record | None:
         try:
-            return self._records[-1]
+            return self.latest[-1]
         except IndexError:
             return None
 
@@ -176,7 +190,7 @@ class FlightRecorder:
         """Return the groups, the calls and messages that have not ended, and those that have, in their order."""
         with self._lock:
             active = [record for group in self._groups for record in group.active_records()]
-            return [group.state for group in self._groups], active, list(self._records.copy())
+            return [group.state for group in self._groups], active, list(self.latest.copy())
 
     def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:
         """Return the records: of the calls that have ended, in that order, then of those that have not.
@@ -186,7 +200,7 @@ class FlightRecorder:
             last: number of records to return, the latest.
         """
         with self._lock:
-            records = [*self._records.copy(), *(record for group in self._groups for record in group.active_records())]
+            records = [*self.latest.copy(), *(record for group in self._groups for record in group.active_records())]
         wanted = [record for record in records if group is None or record[0].matches(group)]
         first = 0 if last is None else max(0, len(wanted) - last)
         return [_flight_record(record, self._since) for record in wanted[first:]]

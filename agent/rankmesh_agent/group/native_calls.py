@@ -60,6 +60,7 @@ class NativeCalls:
         self._state = state
         self._calls = core.Calls(queue, state, segment, shared, core_contention)
         self.submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None] = self._calls.submit
+        self.run: Callable[[Any, Sequence[Any], Options], bool] = self._calls.run
         self._counts: dict[str, Any] = {}
         self._context = ignore_fp_errors()
 
@@ -78,7 +79,9 @@ class NativeCalls:
         lane = 0 if call.dtype is None else segment.lane(call.dtype) * call.dtype.itemsize
         place = segment.rank, segment.size, root
         try:
-            return self._core.Plan(call, counts, place, lane, self._reduction(call, lane), all_to_all.complete)
+            return self._core.Plan(
+                self._state, call, counts, place, lane, self._reduction(call, lane), all_to_all.complete
+            )
         except ValueError:
             return None
 

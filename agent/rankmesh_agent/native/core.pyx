@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False, binding=False
 """Short collectives in shared memory, each carried out whole by one function.
 
 The memory's layout, the steps and the arithmetic are those of slots.py and of the algorithms of one step: their Python
@@ -13,7 +13,7 @@ import numpy
 
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyObject_CallFunctionObjArgs
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
@@ -256,10 +256,62 @@ cdef class Counts:
         return self.nbytes, self.seconds, self.buckets
 
 
+cdef struct Ended:
+    uint64_t seq
+    uint64_t nbytes
+    double started
+    double ended
+
+
+cdef class Records:
+    """The latest records of calls that have ended, as a deque of this length; those of the core are made when read."""
+
+    cdef list items  # records, or the core's plans
+    cdef Ended *calls
+    cdef Py_ssize_t capacity, count
+
+    def __init__(self, Py_ssize_t capacity):
+        self.items, self.capacity = [None] * capacity, capacity
+        self.calls = <Ended *>calloc(capacity + 1, sizeof(Ended))
+        if self.calls == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.calls)
+
+    def append(self, record):
+        self.put(record, Ended(0, 0, 0, 0))
+
+    def copy(self):
+        return [self.at(number) for number in range(max(self.count - self.capacity, <Py_ssize_t>0), self.count)]
+
+    def __getitem__(self, Py_ssize_t number):
+        if not 0 > number >= -min(self.count, self.capacity):
+            raise IndexError(number)
+        return self.at(self.count + number)
+
+    cdef object at(self, Py_ssize_t number):
+        item = self.items[number % self.capacity]
+        if type(item) is tuple:
+            return item
+        cdef Plan plan = item
+        cdef Ended *call = &self.calls[number % self.capacity]
+        return plan.owner, plan.call, call.seq, call.started, call.ended, "", call.nbytes
+
+    cdef int put(self, item, Ended call) except -1:
+        cdef Py_ssize_t place
+        if self.capacity:
+            place = self.count % self.capacity
+            self.calls[place], self.items[place] = call, item
+            self.count += 1
+        return 0
+
+
 cdef class Plan:
     """A plan as the core carries it out; raises ValueError for a call that it does not know.
 
     Args:
+        owner: the state of the group, as records name it.
         call: the call.
         counts: statistics that count it.
         place: this process's group rank, the number of ranks, and the root's group rank.
@@ -268,18 +320,18 @@ cdef class Plan:
         complete: carries out an all_to_all whose arrays differ in length, after its step.
     """
 
-    cdef object call, dtype, reduce, complete
+    cdef object owner, call, dtype, reduce, complete
     cdef Counts counts
     cdef uint64_t fingerprint
     cdef int kind, op, root, inputs, outputs, in_at, form
     cdef Py_ssize_t count, itemsize, lane, offset
 
-    def __init__(self, call, Counts counts, tuple place, Py_ssize_t lane, reduce, complete):
+    def __init__(self, owner, call, Counts counts, tuple place, Py_ssize_t lane, reduce, complete):
         cdef int rank, size
         rank, size, self.root = place
         cdef bint is_root = rank == self.root
         cdef int kind = call.kind
-        self.call, self.counts, self.dtype, self.reduce, self.complete = call, counts, call.dtype, reduce, complete
+        self.owner, self.call, self.counts, self.dtype, self.reduce, self.complete = owner, call, counts, call.dtype, reduce, complete
         self.kind, self.count, self.fingerprint = kind, call.count, call.fingerprint
         self.op = -1 if call.reduce_op is None else call.reduce_op.value
         self.in_at = kind not in (ALL_REDUCE, BROADCAST, REDUCE)
@@ -321,14 +373,15 @@ cdef class Calls:
         contention: a CoreContention.
     """
 
-    cdef object queue, state, queued, turn, contention, record
+    cdef object queue, state, queued, turn, is_taken, contention
+    cdef Records records
     cdef dict plans
     cdef Slots segment
     cdef Line *lines
     cdef char *slots
     cdef size_t slot_bytes, note_bytes
     cdef int rank, size
-    cdef bint oversubscribed, held
+    cdef bint oversubscribed, held, owned  # the latter two: the queue's lock, during a call; the caller has taken it
     cdef char **inputs
     cdef char **outputs
     cdef Plan plan
@@ -341,7 +394,8 @@ cdef class Calls:
         cdef size_t address = whole.mapping.address
         self.queue, self.state, self.segment = queue, state, segment
         self.plans, self.queued, self.turn = shared
-        self.contention, self.record = contention, state.recorder.record
+        self.is_taken = self.turn.locked
+        self.contention, self.records = contention, state.recorder.latest
         self.rank, self.size, self.slot_bytes = whole.rank, whole.size, whole.slot_bytes
         self.oversubscribed = whole.oversubscribed
         self.lines = <Line *>address
@@ -372,6 +426,20 @@ cdef class Calls:
                     return None
         return self.queue.submit(key, arguments, options, launches=launches)
 
+    def run(self, found, tuple arguments, options):
+        """Carry out a call in the thread that holds the queue's lock; return whether that was done."""
+        if self.plans is None or (<tuple>options)[3] is not None or self.state.failure is not None:
+            return False
+        self.plan = (<tuple>found)[5]
+        if not self.find_arrays(arguments):
+            return False
+        self.owned = True
+        try:
+            self.carry_out(found, arguments, options)
+        finally:
+            self.owned = False
+        return True
+
     cdef bint is_free(self, options) except -1:
         """Return whether a call may begin now, and has no options that the core does not know."""
         if (<tuple>options)[1] or (<tuple>options)[3] is not None or (<tuple>options)[5] is not None:
@@ -380,7 +448,7 @@ cdef class Calls:
         if worker is not None and worker.ident == get_ident() or self.state.failure is not None:
             return False
         # Last: until ``hold`` nothing lets another thread run.
-        return not len(self.queued) and not self.turn.locked()
+        return not len(self.queued) and PyObject_CallFunctionObjArgs(self.is_taken, NULL) is False
 
     cdef bint find_arrays(self, tuple arguments) except -1:
         """Find the addresses of a call's arrays; return whether all are as expected."""
@@ -442,7 +510,8 @@ cdef class Calls:
         finally:
             if self.held:
                 self.held = False
-                self.turn.release()
+                if not self.owned:
+                    self.turn.release()
                 if self.plans is None:
                     self.close()
         return 0
@@ -568,12 +637,13 @@ cdef class Calls:
         cdef Plan plan = self.plan
         cdef char *out = self.outputs[0]
         cdef size_t stride = self.slot_bytes
-        cdef Py_ssize_t begin, count, at
+        cdef Py_ssize_t begin = 0, count, at
         cdef bint exact = True
         if plan.op != SUM and plan.op != PRODUCT and (plan.op != AVG or plan.form not in b"fdeE"):
             return False
-        for begin in range(0, self.count, BLOCK):
-            count, at = min(self.count - begin, BLOCK), begin * plan.itemsize
+        while begin < self.count:
+            count, at = min(self.count - begin, <Py_ssize_t>BLOCK), begin * plan.itemsize
+            begin += BLOCK
             if plan.form == c"f":
                 exact &= reduce_real(<float *>(out + at), first + at, stride, self.size, count, plan.op)
             elif plan.form == c"d":
@@ -591,7 +661,8 @@ cdef class Calls:
     cdef int hold(self) except -1:
         """Let other threads see the call, before this one releases the interpreter lock for the first time."""
         if not self.held:
-            self.turn.acquire(False)
+            if not self.owned:
+                self.turn.acquire(False)
             self.held = True
             state, plan = self.state, self.plan
             state.call, state.seq, state.nbytes, state.started_at = plan.call, self.seq, self.nbytes, self.started
@@ -607,7 +678,7 @@ cdef class Calls:
         else:
             state.call, state.seq = plan.call, self.seq
         plan.counts.add(self.nbytes, ended - self.started)
-        self.record((state, plan.call, self.seq, self.started, ended, "", self.nbytes))
+        self.records.put(plan, Ended(self.seq, self.nbytes, self.started, ended))
         return 0
 
 
