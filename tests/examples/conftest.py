@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import forked_python
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEADLINE = 360.0
@@ -34,10 +35,7 @@ def python(tmp_path: Path) -> Run:
 
     def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *map(str, arguments)]
-        env = environment | variables
-        return subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
+        return forked_python.run(command, cwd=tmp_path, env=environment | variables, text=True, timeout=DEADLINE)
 
     return run
 

@@ -109,7 +109,8 @@ def measure(what: str, count: int, points: int, medium: str) -> list[list[Held]]
         program = Program(__file__, "faults.endurance", what, folder, arguments)
         for path in errors:
             Path(path).touch()
-        ranks = [rank_server.fork(program, rank, SIZE, environment, errors[rank], errors[rank]) for rank in range(SIZE)]
+        streams = [[os.devnull, errors[rank], errors[rank]] for rank in range(SIZE)]
+        ranks = [rank_server.fork(program, rank, SIZE, environment, streams[rank]) for rank in range(SIZE)]
         codes = [rank.wait(_SECONDS) for rank in ranks]
         assert codes == [0] * SIZE, "\n".join(Path(path).read_text() for path in errors)
         return [[Held(*each) for each in json.loads(Path(f"{out}-{rank}").read_text())] for rank in range(SIZE)]

@@ -176,7 +176,9 @@ class Run:
             function = rank_module.forked.__name__
             program = Program(rank_module.__file__, "faults.rank", function, str(self._folder), {"spec": str(path)})
             with _forking:
-                return rank_server.fork(program, rank, len(self._ranks), environment, str(errors), str(errors))
+                return rank_server.fork(
+                    program, rank, len(self._ranks), environment, [os.devnull, str(errors), str(errors)]
+                )
         with errors.open("ab") as opened:
             command = [*prefix, sys.executable, "-m", "faults.rank", str(path), str(rank)]
             return subprocess.Popen(

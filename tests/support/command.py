@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
+from support import forked_python
 from support.processes import Ranks, wait_until
 
 Result = TypeVar("Result")
@@ -60,9 +60,8 @@ def environment(**variables: str) -> dict[str, str]:
 
 def rankmesh(*arguments: str, stdin: bytes = b"", **variables: str) -> Done:
     """Run a command to its end."""
-    done = subprocess.run(
-        [*COMMAND, *arguments], input=stdin, env=environment(**variables), capture_output=True, timeout=SECONDS
-    )
+    command = [*COMMAND, *arguments]
+    done = forked_python.run(command, stdin=stdin, env=environment(**variables), cwd=os.getcwd(), timeout=SECONDS)
     return Done(done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode())
 
 
@@ -111,8 +110,9 @@ class Job:
         script = ranks.folder / "script.py"
         script.write_text(SCRIPT)
         self._end = ranks.folder / "end"
-        arguments = ["-m", "rankmesh.run", "--nproc-per-node", "3", str(script), str(self._end)]
-        self._launcher = ranks.command(*arguments, name="launcher", RANKMESH_TOKEN=token)
+        # With env, for commands find its token in its environment in /proc, which a forked process does not have there.
+        command = ["env", sys.executable, "-m", "rankmesh.run", "--nproc-per-node", "3", str(script), str(self._end)]
+        self._launcher = ranks.launch(command, name="launcher", RANKMESH_TOKEN=token)
         pattern = r"gateway (http://\S+)"
         self.url: str = wait_until(lambda: re.search(pattern, self._launcher.stderr), f"{self._launcher}")[1]
         self.all_alive()

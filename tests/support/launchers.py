@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+from support.forked_python import ForkedPopen
 from support.processes import free_port, wait_until
 
 SECONDS = 180.0
@@ -58,17 +58,9 @@ class Launchers:
             "RANKMESH_TOKEN": "the secret of all",
             "RANKMESH_SHM_DIR": str(self.folder / "shm"),
             "PYTHONPATH": str(TESTS),
+            "OPENBLAS_NUM_THREADS": "1",
         }
-        launcher = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=environment | own | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        launcher = ForkedPopen(command, cwd=self.folder, env=environment | own | variables, text=True)
         self.started.append(launcher)
         return launcher
 

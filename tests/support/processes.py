@@ -30,6 +30,7 @@ from typing import Any
 import pytest
 
 from support import hosting
+from support.forked_python import Python, is_python
 from support.me import DEADLINE, GATEWAY, RANK_FAILED
 from support.me import Me as Me  # for annotations of bodies, which the tests import with Ranks
 from support.me import wait_until as wait_until
@@ -197,9 +198,12 @@ class Ranks:
         return self.launch([sys.executable, *arguments], name=name, **variables)
 
     def launch(self, command: Sequence[str], *, name: str, **variables: str) -> Rank:
-        """Start a process that finds what the tests import."""
+        """Start a process that finds what the tests import; this interpreter's programs are forked."""
 
         def start(stdout: Path, stderr: Path) -> Process:
+            if is_python(command):
+                program = Python(command[1:], str(self.folder), forks=True)
+                return fork(program, 0, 0, environment, [os.devnull, str(stdout), str(stderr)])
             with stdout.open("ab") as out, stderr.open("ab") as err:
                 return subprocess.Popen(
                     command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
@@ -243,7 +247,7 @@ class Ranks:
                 variables[GATEWAY] = f"{hosting.cluster({}, 0, 'gateway').url}?hosting=embedded"
             environment = self._with_path(variables)
             return self._started(
-                f"rank-{rank}", lambda out, err: fork(program, rank, size, environment, str(out), str(err))
+                f"rank-{rank}", lambda *paths: fork(program, rank, size, environment, [os.devnull, *map(str, paths)])
             )
 
         numbers = range(size) if ranks is None else ranks

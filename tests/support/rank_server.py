@@ -20,13 +20,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from rankmesh_agent import native
 from rankmesh_agent.config.env import permits_native
+from support.forked_python import Python
 
 MARKER = "RANKS_OF_TEST"
 """The variable that names the test in the environment of every process that belongs to it."""
@@ -72,32 +73,38 @@ class Program(NamedTuple):
         from support.me import Me
 
         function = getattr(self.load(), self.function)
+        sys.argv = [self.file, str(rank), str(size)]
         getattr(function, "body", function)(Me(rank, size, self.folder), **self.arguments)
 
 
 class Fork(NamedTuple):
     """What the server is asked for: a program, and the process to run it in."""
 
-    program: Program
+    program: Program | Python
     rank: int
     size: int
     environment: Mapping[str, str]
-    stdout: str
-    stderr: str
+    streams: Sequence[str]
+
+    def start(self) -> int:
+        """Fork a process with these streams; return its id, 0 in it."""
+        modes = (os.O_RDONLY, os.O_WRONLY | os.O_APPEND, os.O_WRONLY | os.O_APPEND)
+        opened = [os.open(path, mode) for path, mode in zip(self.streams, modes, strict=True)]
+        pid = os.fork()
+        for number, descriptor in enumerate(opened):
+            if not pid:
+                os.dup2(descriptor, number)
+            os.close(descriptor)
+        return pid
 
     def enter(self) -> None:
-        """Make the process that has just been forked one with this environment, folder and output."""
+        """Make the process that has just been forked one with this environment and folder."""
         _overwrite_environ(self.environment[MARKER])
         os.environ.clear()
         os.environ.update(self.environment)
         if not permits_native(os.environ):
             native.core, native.reason = None, "the rank may not use it"
         os.chdir(self.program.folder)
-        for descriptor, path in (1, self.stdout), (2, self.stderr):
-            opened = os.open(path, os.O_WRONLY | os.O_APPEND)
-            os.dup2(opened, descriptor)
-            os.close(opened)
-        sys.argv = [self.program.file, str(self.rank), str(self.size)]
 
 
 def _overwrite_environ(marker: str) -> None:
@@ -130,11 +137,11 @@ def serve(connection: socket.socket) -> Fork | None:
         if not request:
             return None
         program, *rest = json.loads(request)
-        fork = Fork(Program(*program), *rest)
+        fork = Fork((Program if len(program) == len(Program._fields) else Python)(*program), *rest)
         try:
             fork.program.load()
             gc.freeze()  # the collector of a fork would otherwise copy the pages of all that is loaded
-            pid = os.fork()
+            pid = fork.start()
         except BaseException as error:
             connection.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
             continue
@@ -166,10 +173,11 @@ class RankServer:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), environment.get("PYTHONPATH")]))
         with there:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "support.rank_server", str(there.fileno())],
-                env={**environment, MARKER: _PLACEHOLDER},
+                env={**environment, MARKER: _PLACEHOLDER, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
@@ -189,7 +197,7 @@ class RankServer:
             self._connection.send(json.dumps(fork).encode())
             while "pid" not in (answer := self._read()):
                 if "error" in answer:
-                    raise ImportError(f"{fork.program.file}: {answer['error']}")
+                    raise ImportError(f"{fork.program}: {answer['error']}")
             process = self._running[answer["pid"]] = ForkedProcess(self, answer["pid"])
             return process
 
@@ -268,13 +276,21 @@ _FOR_IMPORTS = ("PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_")
 
 
 def fork(
-    program: Program, rank: int, size: int, environment: Mapping[str, str], stdout: str, stderr: str
+    program: Program | Python, rank: int, size: int, environment: Mapping[str, str], streams: Sequence[str]
 ) -> ForkedProcess:
-    """Start a rank from the server whose variables for imports are those of its environment."""
+    """Start a program from the server whose variables for imports are those of its environment.
+
+    Args:
+        program: the program.
+        rank: its rank.
+        size: number of ranks.
+        environment: all of its variables.
+        streams: paths of its standard streams: files, or another process's descriptors in /proc.
+    """
     key = tuple(sorted((name, value) for name, value in environment.items() if name.startswith(_FOR_IMPORTS)))
     if key not in _servers:
         _servers[key] = RankServer(environment)
-    return _servers[key].start(Fork(program, rank, size, environment, stdout, stderr))
+    return _servers[key].start(Fork(program, rank, size, environment, streams))
 
 
 def close_all() -> None:

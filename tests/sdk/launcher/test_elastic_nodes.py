@@ -202,14 +202,15 @@ def test_a_gateway_that_is_missing(nodes: Nodes) -> None:
 
 def test_nodes_with_different_options(nodes: Nodes) -> None:
     nodes.options("--nnodes=1:2", "--nproc-per-node=1", "--last-call=60")
-    first = nodes.first("")
-    second = nodes.node("", "--nnodes=1:3")
-    _, stderr = second.communicate(timeout=180)
-    assert second.returncode == 2
+    both = [nodes.node(""), nodes.node("", "--nnodes=1:3")]
+    wait_until(lambda: any(node.poll() is not None for node in both), "the one that comes second to be refused")
+    refused, other = sorted(both, key=lambda node: node.poll() is None)
+    _, stderr = refused.communicate(timeout=180)
+    assert refused.returncode == 2
     assert "the launchers of job" in stderr
     assert "start all with the same options" in stderr
-    first.send_signal(signal.SIGINT)
-    assert nodes.finish(first)[0] == 128 + signal.SIGINT
+    other.send_signal(signal.SIGINT)
+    assert nodes.finish(other)[0] == 128 + signal.SIGINT
 
 
 def test_with_a_gateway_elsewhere_any_node_may_be_lost(nodes: Nodes) -> None:

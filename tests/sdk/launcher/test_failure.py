@@ -6,14 +6,12 @@ import inspect
 import json
 import os
 import re
-import subprocess
 import sys
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launchers import Launchers
 from support.processes import Ranks, free_port, wait_until
 
 import rankmesh as dist
@@ -70,19 +68,11 @@ def test_no_other_file_is_written_to(tmp_path: Path):
 
 # The launcher
 
-SCRIPT = """
-import json, os, sys, time
-import numpy as np
-import rankmesh as dist
-
+ENDED = """
 def ended(pid):
     return not os.path.exists(f"/proc/{pid}")
-
-def wait_until(condition):
-    while not condition():
-        time.sleep(0.01)
-
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def wait_for(condition):
+    wait_until(condition, "the others")
 """
 
 CAUSE = """
@@ -90,7 +80,7 @@ with open(f"pid.{rank}.new", "w") as file:
     file.write(str(os.getpid()))
 os.rename(f"pid.{rank}.new", f"pid.{rank}")
 dist.init_process_group()
-wait_until(lambda: all(os.path.exists(f"pid.{other}") for other in range(size)))
+wait_for(lambda: all(os.path.exists(f"pid.{other}") for other in range(size)))
 victims = [int(open(f"pid.{other}").read()) for other in range(size) if other != CAUSE]
 if rank != CAUSE:
     dist.all_reduce(np.ones(4))
@@ -98,55 +88,14 @@ try:
     raise ValueError("no such file: weights.npy")
 finally:
     dist.destroy_process_group()
-    wait_until(lambda: all(map(ended, victims)))  # each victim's launcher has reported its end
+    wait_for(lambda: all(map(ended, victims)))  # each victim's launcher has reported its end
     sys.exit(7) if rank == 0 else None
 """
 
 
-class Launchers:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, script: str, *arguments: str) -> None:
-        (self.folder / "script.py").write_text(SCRIPT + textwrap.dedent(script))
-        ours = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "GROUP_", "ROLE_")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        self.started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "rankmesh.run", *arguments, "script.py"],
-                cwd=self.folder,
-                env={**environment, "RANKMESH_TOKEN": "secret"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-
-    def finish(self) -> list[tuple[int, list[str]]]:
-        """Return each launcher's exit code and its own lines."""
-        found = []
-        for launcher in self.started:
-            _, stderr = launcher.communicate(timeout=SECONDS)
-            found.append((launcher.returncode, [line for line in stderr.splitlines() if line.startswith("[rankmesh]")]))
-        return found
-
-
-@pytest.fixture
-def launchers(tmp_path: Path) -> Iterator[Launchers]:
-    launchers = Launchers(tmp_path)
-    yield launchers
-    for launcher in launchers.started:
-        if launcher.poll() is None:
-            launcher.kill()
-        launcher.communicate()
-
-
 @processes
 def test_victims_that_exit_before_the_cause_does(launchers: Launchers):
-    launchers.start(CAUSE.replace("CAUSE", "2"), "--nproc-per-node=3", "--failure-grace=60")
-    ((code, lines),) = launchers.finish()
+    code, _, lines = launchers.run(ENDED + CAUSE.replace("CAUSE", "2"), "--nproc-per-node=3", "--failure-grace=60")
     assert code == 1
     first = r"\[rankmesh\] rank [01] failed, and its error names rank 2; the others get 60 s to end"
     assert re.fullmatch(first, lines[1]), lines
@@ -159,35 +108,24 @@ def test_victims_that_exit_before_the_cause_does(launchers: Launchers):
 
 @processes
 def test_the_exit_code_is_that_of_the_cause(launchers: Launchers):
-    launchers.start(CAUSE.replace("CAUSE", "0"), "--nproc-per-node=2", "--failure-grace=60")
-    ((code, lines),) = launchers.finish()
+    code, _, lines = launchers.run(ENDED + CAUSE.replace("CAUSE", "0"), "--nproc-per-node=2", "--failure-grace=60")
     assert code == 7
     assert re.match(r"\[rankmesh\] rank 0 failed first: exit code 7 after ", lines[2]), lines
 
 
 @processes
 def test_a_cause_on_another_node(launchers: Launchers):
-    cause = 3
-    port = free_port()
-    for node in range(2):
-        launchers.start(
-            CAUSE.replace("CAUSE", str(cause)),
-            *("--nnodes=2", f"--node-rank={node}", "--nproc-per-node=2", f"--master-port={port}"),
-            "--failure-grace=60",
-        )
-    found = launchers.finish()
-    code, lines = found[cause // 2]
-    assert code == (7 if cause == 0 else 1)
-    assert any(f"rank {cause} failed first: exit code {code} after " in line for line in lines), lines
-    code, lines = found[1 - cause // 2]
-    assert code == 1
-    first = 2 - cause // 2 * 2
+    place = ("--nnodes=2", "--nproc-per-node=2", f"--master-port={free_port()}", "--failure-grace=60")
+    nodes = [launchers.start(ENDED + CAUSE.replace("CAUSE", "3"), f"--node-rank={node}", *place) for node in range(2)]
+    (other, _, seen), (own, _, lines) = map(launchers.finish, nodes)
+    assert (own, other) == (1, 1)
+    assert any("rank 3 failed first: exit code 1 after " in line for line in lines), lines
     # Neither this launcher nor a gateway knows the exit code of a rank elsewhere that has called
     # destroy_process_group().
-    victim = rf"\[rankmesh\] rank [{first}{first + 1}] failed, and its error names rank {cause} on another node"
-    assert any(re.match(f"{victim}: exit code 1", line) for line in lines), lines
-    assert not any("failed first" in line for line in lines), lines
-    assert any("RankFailedError" in line and f"rank {cause} (" in line for line in lines), lines
+    victim = r"\[rankmesh\] rank [01] failed, and its error names rank 3 on another node"
+    assert any(re.match(f"{victim}: exit code 1", line) for line in seen), seen
+    assert not any("failed first" in line for line in seen), seen
+    assert any("RankFailedError" in line and "rank 3 (" in line for line in seen), seen
 
 
 REPORTS = """
@@ -198,16 +136,15 @@ if rank in named:
     FailureReport(rank, os.getpid(), named[rank]).write(os.environ["RANKMESH_FAILURE_FILE"])
 open(f"pid.{rank}", "w").write(str(os.getpid()))
 before = order[: order.index(rank)]
-wait_until(lambda: all(os.path.exists(f"pid.{other}") for other in range(4)))
-wait_until(lambda: all(ended(open(f"pid.{other}").read()) for other in before))
+wait_for(lambda: all(os.path.exists(f"pid.{other}") for other in range(4)))
+wait_for(lambda: all(ended(open(f"pid.{other}").read()) for other in before))
 sys.exit(10 + rank)
 """
 
 
 @processes
 def test_a_chain_ends_at_the_rank_that_blames_none(launchers: Launchers):
-    launchers.start(REPORTS, "--nproc-per-node=4", "--failure-grace=60")
-    ((code, lines),) = launchers.finish()
+    code, _, lines = launchers.run(ENDED + REPORTS, "--nproc-per-node=4", "--failure-grace=60")
     assert code == 11
     assert "rank 3 failed, and its error names rank 2" in lines[1]
     assert "rank 1 failed first: exit code 11" in lines[2]
@@ -220,8 +157,9 @@ def test_a_chain_ends_at_the_rank_that_blames_none(launchers: Launchers):
 
 @processes
 def test_of_a_mismatch_no_rank_is_the_cause(launchers: Launchers):
-    launchers.start("dist.init_process_group(); dist.all_reduce(np.ones(4 + rank))", "--nproc-per-node=2")
-    ((code, lines),) = launchers.finish()
+    code, _, lines = launchers.run(
+        "dist.init_process_group(); dist.all_reduce(np.ones(4 + rank))", "--nproc-per-node=2"
+    )
     assert code == 1
     assert not any("ended because" in line for line in lines), lines
     assert any("CollectiveMismatchError" in line for line in lines)
@@ -230,7 +168,7 @@ def test_of_a_mismatch_no_rank_is_the_cause(launchers: Launchers):
 @processes
 def test_a_cause_that_does_not_end(launchers: Launchers):
     """The report is of the rank that did: the other one has nothing to tell."""
-    launchers.start(
+    code, _, lines = launchers.run(
         """
         from rankmesh._launcher.failure_file import FailureReport
         if rank == 0:
@@ -241,7 +179,6 @@ def test_a_cause_that_does_not_end(launchers: Launchers):
         "--nproc-per-node=2",
         "--failure-grace=0.1",
     )
-    ((code, lines),) = launchers.finish()
     assert code == 1
     assert lines[2].startswith("[rankmesh] rank 0 failed, and its error names rank 1: exit code 1 after ")
     assert lines[3] == "[rankmesh]   rank 1 had not ended: signal SIGTERM (15) from the launcher"
@@ -250,7 +187,7 @@ def test_a_cause_that_does_not_end(launchers: Launchers):
 
 @processes
 def test_one_traceback_for_all_ranks(launchers: Launchers):
-    launchers.start(
+    launcher = launchers.start(
         """
         dist.init_process_group()
         if rank == 1:
@@ -260,7 +197,7 @@ def test_one_traceback_for_all_ranks(launchers: Launchers):
         "--nproc-per-node=4",
         "--failure-grace=60",
     )
-    _, stderr = launchers.started[0].communicate(timeout=SECONDS)
+    _, stderr = launcher.communicate(timeout=SECONDS)
     assert stderr.count("Traceback (most recent call last)") == 2, "the failed rank's, there and in the report"
     assert "rankmesh/_collectives" not in stderr
     assert (
@@ -272,7 +209,7 @@ def test_one_traceback_for_all_ranks(launchers: Launchers):
 @processes
 def test_a_rank_that_ends_with_exit_code_0_has_not_failed(launchers: Launchers):
     """It may have left too early, or the rank whose error names it is the one that is wrong."""
-    launchers.start(
+    code, _, lines = launchers.run(
         """
         from rankmesh._launcher.failure_file import FailureReport
         if rank != 1:
@@ -281,7 +218,6 @@ def test_a_rank_that_ends_with_exit_code_0_has_not_failed(launchers: Launchers):
         """,
         "--nproc-per-node=3",
     )
-    ((code, lines),) = launchers.finish()
     assert code == 1
     assert not any("failed first" in line or "because" in line for line in lines), lines
     assert lines.count("[rankmesh]   rank 1 ended with exit code 0: do all ranks make the same calls?") == 1

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forked_python import ForkedPopen
 from support.processes import wait_until
 
 pytestmark = pytest.mark.processes
@@ -31,12 +32,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def default_signals() -> None:
-    """Undo what a shell does to background jobs, in which these tests may run."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-
-
 class Job:
     """A launcher that runs a script; the script finds its folder as the working directory."""
 
@@ -50,15 +45,8 @@ class Job:
 
     def start(self, *arguments: str, launcher: str = "rankmesh.run", **environment: str) -> subprocess.Popen[bytes]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-        started = subprocess.Popen(
-            [sys.executable, "-m", launcher, *arguments],
-            cwd=self.folder,
-            env={**inherited, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=default_signals,
-        )
+        command = [sys.executable, "-m", launcher, *arguments]
+        started = ForkedPopen(command, forks=False, cwd=self.folder, env={**inherited, **environment})
         self.launchers.append(started)
         return started
 
