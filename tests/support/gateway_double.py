@@ -20,7 +20,7 @@ from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_gateway import dashboard as files
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
 from rankmesh_gateway.http.endpoints import ENDPOINTS, role_of
-from rankmesh_gateway.http.routes.handled import add_handled_routes
+from rankmesh_gateway.http.handled import add_handled_routes
 
 NOTHING: dict[str, Any] = {
     "ranks": [],

@@ -77,8 +77,12 @@ def create_app(
             if (scope["method"], scope["path"]) not in _OF_THE_HOST:
                 raise
 
+    def limit_of(method: str, path: str) -> int:
+        carries_array = method == "POST" and path.startswith("/v1/groups/") and not path.endswith("/abort")
+        return max_tensor + MAX_HEADER if carries_array else MAX_BODY_BYTES
+
     policy = Policy(
-        limit_of=lambda method, path: max_tensor + MAX_HEADER if _may_carry_tensor(method, path) else MAX_BODY_BYTES,
+        limit_of=limit_of,
         role_of=_role_of if leases is None else _leasable_role_of,
         confine=confine,
     )
@@ -114,7 +118,3 @@ def _create(
     for router in routers:
         app.include_router(router)
     return app
-
-
-def _may_carry_tensor(method: str, path: str) -> bool:
-    return method == "POST" and path.startswith("/v1/groups/") and not path.endswith("/abort")

@@ -18,7 +18,6 @@ import msgspec
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BeforeValidator
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
@@ -63,16 +62,6 @@ def problem_responses(meanings: Mapping[int, str]) -> Callable[..., Responses]:
         }
 
     return problems
-
-
-def _require_number(value: object) -> object:
-    if isinstance(value, bool | str):
-        raise ValueError(f"expected a number, got {value!r}")
-    return value
-
-
-NUMBER = BeforeValidator(_require_number)
-"""In ``Annotated``, after the bounds of a number: neither truth values nor text are accepted."""
 
 
 def from_state(name: str) -> Any:

@@ -204,5 +204,5 @@ def _as_ipv6(end: Endpoint) -> Endpoint:
 def _row(end: Endpoint) -> str:
     """Return an address as in /proc/net/tcp: 32-bit words of the machine's byte order, and the port."""
     address, port = end
-    words = struct.unpack(f"={len(address) // 4}I", address)
-    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+    words = len(address) // 4
+    return "%08X" * words % struct.unpack(f"={words}I", address) + f":{port:04X}"

@@ -69,7 +69,7 @@ def read_query(kind: type[T], query: bytes, path: Mapping[str, str] = {}) -> T:
     """
     fields: Any = kind.__dataclass_fields__  # type: ignore[attr-defined]
     values = {
-        name: given if fields[name].default_factory is list else given[-1]
+        name: given if fields[name].default == () else given[-1]
         for name, given in parse_qs(query.decode("latin-1"), keep_blank_values=True).items()
         if name in fields
     }

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from http import HTTPStatus
 from inspect import isawaitable
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug, problem_of
@@ -18,18 +17,15 @@ from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.json_text import InvalidBodyError
-from rankmesh_agent.wire.schemas import JoinReply, JoinRequest, Member
+from rankmesh_agent.wire.schemas import JoinReply, JoinRequest, Problem
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.endpoints import Endpoint, encode, endpoint_of
+from rankmesh_gateway.http.endpoints import Endpoint, endpoint_of, reply_of
 from rankmesh_gateway.http.job_scope import check_body
-from rankmesh_gateway.http.replies import Headers, Reply, Request, encoded, send_content
-from rankmesh_gateway.http.routes.events import EventStream
-from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
+from rankmesh_gateway.http.replies import Reply, Request
+from rankmesh_gateway.http.shared_replies import SharedReplies
 from rankmesh_gateway.state.registry import SCAN_SECONDS, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
-_JSON = ((b"content-type", b"application/json"),)
-_UNSTORED_JSON = (*_JSON, (b"cache-control", b"no-store"))
 _DELIVERED_JOINS = 64
 _POLL_SECONDS = 0.05
 """Interval at which a request that waits for the framework checks whether the gateway ends."""
@@ -61,35 +57,30 @@ class GatewayApplication:
         if endpoint is None or endpoint.handler is None:
             await self._forward(scope, receive, send)
             return
-        posted = method == "POST"
-        content = await _receive_body(receive) if posted else b""
+        content = await _receive_body(receive) if method == "POST" else b""
         if content is None:
             return
+        headers = dict(scope["headers"])
+        request = Request(scope, receive)
         try:
-            request = Request(scope, receive, check_body(scope, content))
-            headers = dict(scope["headers"])
+            request.job = check_body(scope, content)
             query, body = _parse(endpoint, scope, headers, content)
             reply = endpoint.respond(self._services, query, body, request)
             if isawaitable(reply):
                 reply = await reply
-            if isinstance(reply, Reply | EventStream):
-                await reply.send(receive, send)
-                return
         except _FrameworkNeededError:
-            await self._forward(scope, _replay(content, receive) if posted else receive, send)
+            await self._forward(scope, _replay(content, receive) if method == "POST" else receive, send)
+            return
         except DistError as error:
-            await _reject(send, error)
+            reply = _rejection(error)
         except Exception as error:
-            problem = bug("gateway", method, path, error)
-            await send_content(send, problem.status, json_text.encode(problem.body()), _problem_headers({}))
+            await _problem(bug("gateway", method, path, error)).send(receive, send)
             raise  # for the server to log
+        if isinstance(reply, JoinReply) and reply.members and isinstance(body, JoinRequest):
+            gzip = b"gzip" in headers.get(b"accept-encoding", b"")
+            await self._replies.encoded(reply).send(send, body.member, gzip)
         else:
-            if isinstance(body, JoinRequest) and isinstance(reply, JoinReply) and reply.members:
-                gzip = b"gzip" in headers.get(b"accept-encoding", b"")
-                await _respond_shared(send, self._replies.encoded(reply), body.member, gzip)
-            else:
-                lines = _JSON if posted else _UNSTORED_JSON
-                await send_content(send, endpoint.status, encode(reply), (*lines, *encoded(request.headers)))
+            await reply_of(endpoint, reply, request).send(receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Scan the registry for silent ranks while the server runs."""
@@ -119,7 +110,7 @@ class GatewayApplication:
             self._framework_app = asyncio.ensure_future(asyncio.to_thread(self._make_framework_app))
         while not self._framework_app.done():
             if self._registry.closed:
-                await _reject(send, closing_error())
+                await _rejection(closing_error()).send(receive, send)
                 return
             await asyncio.wait({self._framework_app}, timeout=_POLL_SECONDS)
         await self._framework_app.result()(scope, receive, send)
@@ -176,19 +167,9 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-async def _reject(send: Send, error: DistError) -> None:
-    content = json_text.encode(problem_of(error).body())
-    await send_content(send, error.status, content, _problem_headers(handlers.problem_headers(error)))
+def _rejection(error: DistError) -> Reply:
+    return _problem(problem_of(error), handlers.problem_headers(error))
 
 
-def _problem_headers(headers: Mapping[str, str]) -> Headers:
-    return encoded({"content-type": PROBLEM_TYPE, **headers})
-
-
-async def _respond_shared(send: Send, reply: SharedReply, member: Member, gzip: bool) -> None:
-    async with reply.turns:
-        if gzip and reply.is_long:
-            headers = (*_JSON, (b"content-encoding", b"gzip"))
-            await send_content(send, HTTPStatus.OK, reply.compressed_for(member), headers)
-        else:
-            await send_content(send, HTTPStatus.OK, reply.content_for(member), _JSON)
+def _problem(problem: Problem, headers: Mapping[str, str] = {}) -> Reply:
+    return Reply(json_text.encode(problem.body()), {"content-type": PROBLEM_TYPE, **headers}, problem.status)

@@ -1,6 +1,6 @@
 """The gateway's endpoints: the role that each needs, where its request names its job, and the handler.
 
-The small application (``asgi``), the web framework's (``routes.handled``) and the checks of credentials read this
+The small application (``asgi``), the web framework's (``handled``) and the checks of credentials read this
 table. An endpoint that is not in it needs the role ``run``, and rejects the credential of a job.
 """
 
@@ -20,8 +20,9 @@ from rankmesh_agent.wire.schemas import HeartbeatReply
 from rankmesh_gateway.dashboard import PREFIX
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.dashboard_sessions import CODES_PATH, EXCHANGE_PATH
-from rankmesh_gateway.http.replies import Request
+from rankmesh_gateway.http.replies import Reply, Request
 from rankmesh_gateway.http.routes import dashboard, events, groups, metrics
+from rankmesh_gateway.http.routes.events import EventStream
 
 
 @dataclass(frozen=True)
@@ -160,12 +161,17 @@ def role_of(method: str, path: str) -> Role:
     return Role.RUN if endpoint is None else endpoint.role
 
 
-def encode(reply: object) -> bytes:
-    """Return a handler's reply as JSON; that to a heartbeat without the fields that have their defaults."""
+def reply_of(endpoint: Endpoint, reply: Any, request: Request) -> Reply | EventStream:
+    """Return what a handler has returned as a reply; that to a heartbeat without fields that have their defaults."""
+    if isinstance(reply, Reply | EventStream):
+        return reply
     if isinstance(reply, HeartbeatReply):
         fields = vars(reply).items()
         reply = {name: value for name, value in fields if name == "failed" or value != _DEFAULT_REPLY.get(name)}
-    return json_text.encode(reply)
+    headers = {"content-type": "application/json", **request.headers}
+    if endpoint.method == "GET":
+        headers["cache-control"] = "no-store"
+    return Reply(json_text.encode(reply), headers, endpoint.status)
 
 
 _DEFAULT_REPLY = vars(HeartbeatReply([]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
@@ -93,7 +93,7 @@ class DiagnosisQuery(JobQuery):
 class SnapshotsQuery(JobQuery):
     """Query of snapshots: only of these ranks."""
 
-    rank: Annotated[list[int], Meta(description="Only these ranks; all when left out.")] = field(default_factory=list)
+    rank: Annotated[tuple[int, ...], Meta(description="Only these ranks; all when left out.")] = ()
     patience: _Patience = PATIENCE_SECONDS
 
 

@@ -15,7 +15,7 @@ _BUFFERED_BYTES = 64 << 10
 """Size up to which a response is left to the buffers of its connection."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Request:
     """A request whose body has been received.
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import weakref
 import zlib
+from http import HTTPStatus
 
+from rankmesh_agent.http.middleware import Send
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.overlay import partners
 from rankmesh_agent.wire.schemas import LISTED_MEMBERS, JoinReply, Member
+from rankmesh_gateway.http.replies import send_content
 
 _COMPRESSED_MEMBERS = 64
 """Size of a world from which a reply is compressed, if the client accepts it."""
 _SENT_MEMBERS = 32
 _GZIP = 16 + zlib.MAX_WBITS
+_JSON = ((b"content-type", b"application/json"),)
 
 
 class SharedReply:
     """A reply as JSON: what all members get, encoded once, and the members of which each gets some.
 
-    Attributes:
-        is_long: whether a client that accepts it gets the reply compressed.
-        turns: limits how many members are sent the reply at a time, for the other clients and for the memory.
+    Few members are sent it at a time, for the other clients and for the memory.
     """
 
     def __init__(self, reply: JoinReply) -> None:
@@ -32,17 +34,19 @@ class SharedReply:
         self._ranks = {member.instance: member.rank for member in reply.members}
         self._compressor = zlib.compressobj(wbits=_GZIP)
         self._compressed_head = self._compressor.compress(self._head) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
-        self.is_long = reply.world_size >= _COMPRESSED_MEMBERS
-        self.turns = asyncio.Semaphore(_SENT_MEMBERS)
+        self._is_long = reply.world_size >= _COMPRESSED_MEMBERS
+        self._turns = asyncio.Semaphore(_SENT_MEMBERS)
 
-    def content_for(self, member: Member) -> bytes:
-        """Return the reply to a member."""
-        return self._head + self._tail_for(member)
-
-    def compressed_for(self, member: Member) -> bytes:
-        """Return the reply to a member in gzip's format."""
-        rest = self._compressor.copy()
-        return b"".join((self._compressed_head, rest.compress(self._tail_for(member)), rest.flush()))
+    async def send(self, send: Send, member: Member, gzip: bool) -> None:
+        """Send the reply to a member, in gzip's format if its client accepts that and the reply is long."""
+        async with self._turns:
+            tail = self._tail_for(member)
+            if gzip and self._is_long:
+                rest = self._compressor.copy()
+                content = b"".join((self._compressed_head, rest.compress(tail), rest.flush()))
+                await send_content(send, HTTPStatus.OK, content, (*_JSON, (b"content-encoding", b"gzip")))
+            else:
+                await send_content(send, HTTPStatus.OK, self._head + tail, _JSON)
 
     def _tail_for(self, member: Member) -> bytes:
         members = self._members

@@ -63,41 +63,33 @@ class EventsQuery(JobQuery):
 class EventStream:
     """Server-sent events, without a buffer for slow clients: each has a position in the log."""
 
-    def __init__(self, pieces: AsyncGenerator[bytes]) -> None:
-        self._pieces = pieces
+    def __init__(self, first: bytes, pieces: AsyncGenerator[bytes]) -> None:
+        self._first, self._pieces = first, pieces
 
     async def send(self, receive: Receive, send: Send) -> None:
-        """Send until the stream ends, the client disconnects, or reads nothing for SLOW_SECONDS.
-
-        Raises:
-            TooManyListenersError: there are MAX_LISTENERS listeners; there is no response yet.
-        """
+        """Send until the stream ends, the client disconnects, or reads nothing for SLOW_SECONDS."""
         async with contextlib.aclosing(self._pieces) as pieces:
-            first = await anext(pieces)
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": encoded(_HEADERS)})
-            tasks = {asyncio.ensure_future(_send(first, pieces, send)), asyncio.ensure_future(_disconnected(receive))}
+            sending, gone = (asyncio.ensure_future(each) for each in (self._send(pieces, send), _disconnected(receive)))
             try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-            for task in tasks:
-                if not task.cancelled():
-                    task.result()
+                gone.cancel()
+                sending.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await sending
 
-
-async def _send(first: bytes, pieces: AsyncGenerator[bytes], send: Send) -> None:
-    piece: bytes | None = first
-    while piece is not None:
-        try:
-            async with asyncio.timeout(SLOW_SECONDS):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except TimeoutError:
-            _log.warning("a listener to events read nothing for %g s; it is disconnected", SLOW_SECONDS)
-            return
-        piece = await anext(pieces, None)
-    await send({"type": "http.response.body", "body": b""})
+    async def _send(self, pieces: AsyncGenerator[bytes], send: Send) -> None:
+        piece: bytes | None = self._first
+        while piece is not None:
+            try:
+                async with asyncio.timeout(SLOW_SECONDS):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except TimeoutError:
+                _log.warning("a listener to events read nothing for %g s; it is disconnected", SLOW_SECONDS)
+                return
+            piece = await anext(pieces, None)
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -105,7 +97,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def events(services: Services, query: EventsQuery, request: Request) -> EventStream:
+async def events(services: Services, query: EventsQuery, request: Request) -> EventStream:
     """Stream the events as server-sent events, each with an id, its kind and JSON data.
 
     The kinds are `rank-joining`, `world-complete`, `rank-suspect`, `rank-alive`, `rank-failed`, `rank-left`,
@@ -122,7 +114,8 @@ def events(services: Services, query: EventsQuery, request: Request) -> EventStr
     last = request.header("last-event-id")
     seen = _number(last) if last else query.after
     overview = (lambda: services.snapshots.cached_json(query.job)) if query.overview else None
-    return EventStream(stream(log, log.resume_position(seen), services.registry.poll_timeouts, overview, query.job))
+    pieces = stream(log, log.resume_position(seen), services.registry.poll_timeouts, overview, query.job)
+    return EventStream(await anext(pieces), pieces)
 
 
 def _number(text: str) -> int:

@@ -6,8 +6,7 @@ It forwards requests whose body is not JSON, whose query is invalid, and those b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import MISSING, fields
-from inspect import Parameter, Signature, isawaitable
+from inspect import Parameter, Signature, isawaitable, signature
 from typing import Annotated, Any, get_args, get_type_hints
 
 import fastapi
@@ -16,18 +15,18 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from starlette.types import Receive, Scope, Send
 
-from rankmesh_gateway.http.endpoints import ENDPOINTS, Endpoint, encode
+from rankmesh_gateway.http.endpoints import ENDPOINTS, Endpoint, reply_of
 from rankmesh_gateway.http.job_scope import job_of
+from rankmesh_gateway.http.problems import problems
 from rankmesh_gateway.http.replies import Reply, Request
 from rankmesh_gateway.http.routes.events import EventStream
-from rankmesh_gateway.http.routes.problems import problems
 
 _BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a gateway on loopback may have none."))
 """Declares the token in the OpenAPI document; SecurityMiddleware checks it."""
 
 
 class _Response(Response):
-    """The response to a request, of a handler's reply that sends itself."""
+    """The response to a request, of a handler's reply ."""
 
     def __init__(self, reply: Reply | EventStream) -> None:
         super().__init__()
@@ -68,10 +67,7 @@ def _function(endpoint: Endpoint) -> Any:
         reply = endpoint.respond(request.app.state.services, query, body, ours)
         if isawaitable(reply):
             reply = await reply
-        if isinstance(reply, Reply | EventStream):
-            return _Response(reply)
-        headers = {} if endpoint.method == "POST" else {"cache-control": "no-store"}
-        return Response(encode(reply), endpoint.status, headers | ours.headers, "application/json")
+        return _Response(reply_of(endpoint, reply, ours))
 
     own = [Parameter("request", Parameter.KEYWORD_ONLY, annotation=fastapi.Request)]
     if endpoint.body is not None:
@@ -80,23 +76,15 @@ def _function(endpoint: Endpoint) -> Any:
     if endpoint.query is not None:
         kinds = get_type_hints(endpoint.query, include_extras=True)
         own += [
-            Parameter(
-                each.name,
-                Parameter.KEYWORD_ONLY,
-                default=_default(each),
+            each.replace(
+                kind=Parameter.KEYWORD_ONLY,
                 annotation=_parameter(kinds[each.name], f"{{{each.name}}}" in endpoint.path),
             )
-            for each in fields(endpoint.query)
+            for each in signature(endpoint.query).parameters.values()
         ]
     respond.__doc__ = endpoint.handler.__doc__
     respond.__signature__ = Signature(own)  # type: ignore[attr-defined]
     return respond
-
-
-def _default(field: Any) -> Any:
-    if field.default is not MISSING:
-        return field.default
-    return () if field.default_factory is not MISSING else Parameter.empty
 
 
 def _parameter(kind: Any, in_path: bool) -> Any:
