@@ -62,7 +62,7 @@ def make_each_call(me: Me) -> None:
         for call in calls.values():
             call()
     # The first call of a kind makes its plan, and goes through the Python code.
-    assert by_core() == dict.fromkeys(calls, 2)
+    assert by_core() == dict.fromkeys(calls, 2), by_core()
     after = world().op_stats()
     for name in calls:
         earlier = sum(before[name].buckets) if name in before else 0

@@ -25,9 +25,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from rankmesh_agent import native
-from rankmesh_agent.config.env import permits_native
-
 MARKER = "RANKS_OF_TEST"
 """The variable that names the test in the environment of every process that belongs to it."""
 _LONGEST = 1 << 18  # bytes of a message
@@ -90,8 +87,6 @@ class Fork(NamedTuple):
         _overwrite_environ(self.environment[MARKER])
         os.environ.clear()
         os.environ.update(self.environment)
-        if not permits_native(os.environ):
-            native.core, native.reason = None, "the rank may not use it"
         os.chdir(self.program.folder)
         for descriptor, path in (1, self.stdout), (2, self.stderr):
             opened = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -264,7 +259,7 @@ def end_without_teardown() -> None:
 
 
 _servers: dict[tuple[tuple[str, str], ...], RankServer] = {}
-_FOR_IMPORTS = ("PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_")
+_FOR_IMPORTS = ("RANKMESH_NATIVE", "PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_")
 
 
 def fork(
