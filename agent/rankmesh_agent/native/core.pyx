@@ -356,7 +356,7 @@ cdef class Calls:
         contention: a CoreContention.
     """
 
-    cdef object queue, state, queued, turn, is_taken, contention
+    cdef object error, queue, state, queued, turn, is_taken, contention
     cdef Records records
     cdef dict plans
     cdef Slots segment
@@ -483,14 +483,13 @@ cdef class Calls:
             else:
                 if self.plans is None:  # the group was closed meanwhile
                     self.state.raise_if_failed()
-                self.hold()
                 self.segment._steps -= 1
-                self.queue.execute(found._replace(algorithm=self.resume), arguments, options, self.seq, self.started)
+                self.hand_over(self.resume, found, arguments, options)
         except BaseException as error:
-            if not isinstance(error, CollectiveMismatchError) and self.state.failure is None:
-                self.segment.mark_left()
-                self.state.abort(error)
-            raise
+            if isinstance(error, CollectiveMismatchError) or self.state.failure is not None:
+                raise
+            self.error = error  # Ctrl-C before the Python code had begun
+            self.hand_over(self.fail, found, arguments, options)
         finally:
             if self.held:
                 self.held = False
@@ -499,6 +498,15 @@ cdef class Calls:
                 if self.plans is None:
                     self.close()
         return 0
+
+    cdef hand_over(self, algorithm, found, tuple arguments, options):
+        self.hold()
+        self.queue.execute(found._replace(algorithm=algorithm), arguments, options, self.seq, self.started)
+
+    def fail(self, *_):
+        """Algorithm of a call that has failed: an error ends the group."""
+        error, self.error = self.error, None  # which refers to the call's arrays
+        raise error
 
     def resume(self, segment, *arguments):
         """Algorithm of a call that has begun: repeat its step, which stores the same count, and waits."""
