@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def make_each_call(me: Me) -> None:
         for call in calls.values():
             call()
     # The first call of a kind makes its plan, and goes through the Python code.
-    assert by_core() == dict.fromkeys(calls, 2)
+    assert by_core() == dict.fromkeys(calls, 2), by_core()
     after = world().op_stats()
     for name in calls:
         earlier = sum(before[name].buckets) if name in before else 0
@@ -185,6 +186,32 @@ def wait_in_vain(me: Me) -> None:
 @pytest.mark.parametrize("native", ["1", "10"])
 def test_a_rank_that_does_not_come(ranks: Ranks, native: str) -> None:
     run(ranks, wait_in_vain, native)
+
+
+def interrupt_soon(me: Me) -> None:
+    """Ctrl-C while the call waits in the core, not yet in the Python code."""
+    me.init()
+    for _ in range(3):
+        dist.barrier()
+    seq = world().state.seq + 1
+    if me.rank == 0:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        assert me.attempt(dist.barrier)["error"] == "KeyboardInterrupt"
+        assert not world().info().inflight
+        (record,) = world().recorder.records(last=1)
+        assert (record.seq, record.state) == (seq, "failed")
+        assert record.error.startswith("KeyboardInterrupt")
+        assert "gave up during barrier" in str(world().failure)
+        me.mark("interrupted")
+    me.wait_for("interrupted")
+    errors = [me.attempt(dist.barrier)["error"] for _ in range(2)]
+    assert errors[-1] == "GroupAbortedError", errors
+
+
+@pytest.mark.parametrize("native", ["1", "10"])
+def test_ctrl_c(ranks: Ranks, native: str) -> None:
+    run(ranks, interrupt_soon, native)
 
 
 def destroy_under_a_wait(me: Me) -> None:

@@ -25,8 +25,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from rankmesh_agent import native
-from rankmesh_agent.config.env import permits_native
 from support.forked_python import Python
 
 MARKER = "RANKS_OF_TEST"
@@ -102,8 +100,6 @@ class Fork(NamedTuple):
         _overwrite_environ(self.environment[MARKER])
         os.environ.clear()
         os.environ.update(self.environment)
-        if not permits_native(os.environ):
-            native.core, native.reason = None, "the rank may not use it"
         os.chdir(self.program.folder)
 
 
@@ -272,7 +268,7 @@ def end_without_teardown() -> None:
 
 
 _servers: dict[tuple[tuple[str, str], ...], RankServer] = {}
-_FOR_IMPORTS = ("PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_")
+_FOR_IMPORTS = ("RANKMESH_NATIVE", "PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_")
 
 
 def fork(

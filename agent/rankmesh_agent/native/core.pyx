@@ -138,42 +138,42 @@ cdef struct Line:  # see slots.py
     uint64_t left
     uint64_t[3] unused
 
-ctypedef fused Real:
+ctypedef fused Number:  # integers without signs: those with one wrap around to the same bits
     float
     double
-
-ctypedef fused Whole:  # unsigned: signed ones wrap around to the same bits
     uint32_t
     uint64_t
 
 
-cdef bint reduce_real(Real *out, char *slots, size_t stride, int size, Py_ssize_t count, int op) noexcept nogil:
-    """Reduce in rank order; return False where the result has NaN, whose bits depend on the processor's instruction."""
-    cdef Real *before = <Real *>slots
-    cdef Real *part
-    cdef Real total, ranks = size
+cdef bint reduce_numbers(Number *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, int op) noexcept nogil:
+    """Reduce in rank order; return False where one is infinite or NaN: the bits of NaN vary."""
+    cdef Number *before = <Number *>(parts[0] + at)
+    cdef Number *part
+    cdef Number total, ranks = size
     cdef Py_ssize_t i
-    cdef int rank, nan = 0
+    cdef int rank, special = 0
     for rank in range(1, size):
-        part = <Real *>(slots + rank * stride)
+        part = <Number *>(parts[rank] + at)
         if op == PRODUCT:
             for i in range(count):
                 total = before[i] * part[i]
                 out[i] = total
-                nan |= total != total
+                special |= total - total != 0
         else:
             for i in range(count):
                 total = before[i] + part[i]
                 out[i] = total
-                nan |= total != total
+                special |= total - total != 0
         before = out
     if op == AVG:
         for i in range(count):
             out[i] /= ranks
-    return not nan
+    return not special
 
 
-cdef bint reduce_half(uint16_t *out, char *slots, size_t stride, int size, Py_ssize_t count, int op, char form) noexcept nogil:
+cdef bint reduce_half(
+    uint16_t *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, int op, char form
+) noexcept nogil:
     """Reduce float16 or bfloat16 in float32 and round once; return False where numbers are infinite or NaN."""
     cdef float[2][BLOCK] rows
     cdef float *total = rows[0]
@@ -183,7 +183,7 @@ cdef bint reduce_half(uint16_t *out, char *slots, size_t stride, int size, Py_ss
     cdef Py_ssize_t i
     cdef int rank, special = 0
     for rank in range(size):
-        part = <uint16_t *>(slots + rank * stride)
+        part = <uint16_t *>(parts[rank] + at)
         if form == c"E":
             for i in range(count):
                 wide[i] = of_bfloat16(part[i])
@@ -210,23 +210,6 @@ cdef bint reduce_half(uint16_t *out, char *slots, size_t stride, int size, Py_ss
             special |= (bits_of(total[i]) & 0x7fffffff) >= 0x47800000  # 65536
             out[i] = to_float16(total[i])
     return not special
-
-
-cdef void reduce_whole(Whole *out, char *slots, size_t stride, int size, Py_ssize_t count, int op) noexcept nogil:
-    cdef Whole *first = <Whole *>slots
-    cdef Whole *part
-    cdef Py_ssize_t i
-    cdef int rank
-    for i in range(count):
-        out[i] = first[i]
-    for rank in range(1, size):
-        part = <Whole *>(slots + rank * stride)
-        if op == PRODUCT:
-            for i in range(count):
-                out[i] *= part[i]
-        else:
-            for i in range(count):
-                out[i] += part[i]
 
 
 cdef class Slots:
@@ -373,7 +356,7 @@ cdef class Calls:
         contention: a CoreContention.
     """
 
-    cdef object queue, state, queued, turn, is_taken, contention
+    cdef object error, queue, state, queued, turn, is_taken, contention
     cdef Records records
     cdef dict plans
     cdef Slots segment
@@ -384,6 +367,7 @@ cdef class Calls:
     cdef bint oversubscribed, held, owned  # the latter two: the queue's lock, during a call; the caller has taken it
     cdef char **inputs
     cdef char **outputs
+    cdef char **parts
     cdef Plan plan
     cdef Py_ssize_t count
     cdef uint64_t seq, nbytes
@@ -401,10 +385,10 @@ cdef class Calls:
         self.lines = <Line *>address
         self.slots = <char *>address + <size_t>whole.bytes_for(whole.size, 0)
         self.note_bytes = (32 * <size_t>self.size + 63) // 64 * 64  # see slots._note_bytes
-        self.inputs = <char **>calloc(2 * self.size, sizeof(char *))
+        self.inputs = <char **>calloc(3 * self.size, sizeof(char *))
         if self.inputs == NULL:
             raise MemoryError
-        self.outputs = self.inputs + self.size
+        self.outputs, self.parts = self.inputs + self.size, self.inputs + 2 * self.size
 
     def __dealloc__(self):
         free(self.inputs)
@@ -499,14 +483,13 @@ cdef class Calls:
             else:
                 if self.plans is None:  # the group was closed meanwhile
                     self.state.raise_if_failed()
-                self.hold()
                 self.segment._steps -= 1
-                self.queue.execute(found._replace(algorithm=self.resume), arguments, options, self.seq, self.started)
+                self.hand_over(self.resume, found, arguments, options)
         except BaseException as error:
-            if not isinstance(error, CollectiveMismatchError) and self.state.failure is None:
-                self.segment.mark_left()
-                self.state.abort(error)
-            raise
+            if isinstance(error, CollectiveMismatchError) or self.state.failure is not None:
+                raise
+            self.error = error  # Ctrl-C before the Python code had begun
+            self.hand_over(self.fail, found, arguments, options)
         finally:
             if self.held:
                 self.held = False
@@ -515,6 +498,15 @@ cdef class Calls:
                 if self.plans is None:
                     self.close()
         return 0
+
+    cdef hand_over(self, algorithm, found, tuple arguments, options):
+        self.hold()
+        self.queue.execute(found._replace(algorithm=algorithm), arguments, options, self.seq, self.started)
+
+    def fail(self, *_):
+        """Algorithm of a call that has failed: an error ends the group."""
+        error, self.error = self.error, None  # which refers to the call's arrays
+        raise error
 
     def resume(self, segment, *arguments):
         """Algorithm of a call that has begun: repeat its step, which stores the same count, and waits."""
@@ -622,7 +614,11 @@ cdef class Calls:
         if not plan.outputs:
             return 0
         if plan.op >= 0:
-            if not self.reduce(first):
+            for rank in range(self.size):
+                self.parts[rank] = first + rank * self.slot_bytes
+            if plan.inputs == 1 and self.rank < 2:  # the output, which the sum of the first two parts replaces
+                self.parts[self.rank] = self.inputs[0]
+            if not self.reduce():
                 self.hold()
                 plan.reduce(arguments[0])
         elif plan.outputs == 1:
@@ -632,28 +628,29 @@ cdef class Calls:
                 memcpy(self.outputs[rank], first + rank * self.slot_bytes, nbytes)
         return 0
 
-    cdef bint reduce(self, char *first) noexcept:
+    cdef bint reduce(self) noexcept:
         """Reduce what needs no more than additions or multiplications; return whether the result is exact."""
         cdef Plan plan = self.plan
-        cdef char *out = self.outputs[0]
-        cdef size_t stride = self.slot_bytes
-        cdef Py_ssize_t begin = 0, count, at
+        cdef char **parts = self.parts
+        cdef char *out
+        cdef Py_ssize_t at = 0, begin = 0, count
         cdef bint exact = True
         if plan.op != SUM and plan.op != PRODUCT and (plan.op != AVG or plan.form not in b"fdeE"):
             return False
         while begin < self.count:
             count, at = min(self.count - begin, <Py_ssize_t>BLOCK), begin * plan.itemsize
+            out = self.outputs[0] + at
             begin += BLOCK
             if plan.form == c"f":
-                exact &= reduce_real(<float *>(out + at), first + at, stride, self.size, count, plan.op)
+                exact &= reduce_numbers(<float *>out, parts, at, self.size, count, plan.op)
             elif plan.form == c"d":
-                exact &= reduce_real(<double *>(out + at), first + at, stride, self.size, count, plan.op)
+                exact &= reduce_numbers(<double *>out, parts, at, self.size, count, plan.op)
             elif plan.form in b"eE":
-                exact &= reduce_half(<uint16_t *>(out + at), first + at, stride, self.size, count, plan.op, plan.form)
+                exact &= reduce_half(<uint16_t *>out, parts, at, self.size, count, plan.op, plan.form)
             elif plan.form in b"iI":
-                reduce_whole(<uint32_t *>(out + at), first + at, stride, self.size, count, plan.op)
+                reduce_numbers(<uint32_t *>out, parts, at, self.size, count, plan.op)
             elif plan.form in b"lLqQ":
-                reduce_whole(<uint64_t *>(out + at), first + at, stride, self.size, count, plan.op)
+                reduce_numbers(<uint64_t *>out, parts, at, self.size, count, plan.op)
             else:
                 return False
         return exact
