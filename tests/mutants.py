@@ -188,7 +188,7 @@ FAULTS = [
     Fault(T + "shm_ring.py", "room = capacity - (head - words[_TAIL])", "room = capacity", RING, "unread bytes are overwritten"),
     Fault(T + "shm_ring.py", "return not self.has_work(writing, reading)", "return True", RING, "data that came before sleep is not seen"),
     Fault(T + "shm_ring.py", "        if received:\n            self._ring_doorbell(self._in, _WRITER_SLEEPS)", "        if received:\n            pass", RING, "a full ring's writer is not woken"),
-    Fault(T + "shm_ring.py", " or data[at:begin] != head", "", RING, "a frame is taken for another one"),
+    Fault(T + "shm_ring.py", " or data[at : at + len(head)] != head", "", RING, "a frame is taken for another one"),
     Fault(T + "shm_ring.py", "            self._lost = error", "            pass", RING, "a peer's end goes unnoticed"),
     Fault(T + "shm_ring.py", "(self._generation + 1) %", "self._generation %", RING + " " + P2P, "changed bytes are taken for the message"),
     Fault(T + "shm_ring.py", "mapping is None or mapping.bytes", "mapping is None or not mapping.bytes", RING, "memory of another pair is taken"),

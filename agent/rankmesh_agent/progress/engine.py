@@ -282,18 +282,6 @@ class ProgressEngine:
 
     # Without the lock
 
-    def receive_from(self, rank: int, transfer: Transfer) -> None:
-        """Receive what a peer in shared memory has sent, and the rest of a transfer as long as it comes soon."""
-        with self.lock:
-            peer = self.rings.get(rank)
-            if peer is None or not peer.connection.has_work(False):
-                return
-            while not (transfer.done or self.driven or peer.paused or peer.outgoing or rank not in self.rings):
-                if not peer.connection.await_bytes():
-                    return
-                self.poll_count += 1
-                self._receive(peer)
-
     def flush(self, timeout: float) -> None:
         """Send the queued frames, such as an ABORT, within at most ``timeout`` seconds."""
         self.call_count += 1
