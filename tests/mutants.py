@@ -214,7 +214,7 @@ FAULTS = [
     Fault("gateway/rankmesh_gateway/torch_store.py", "self._wake(key, 1)", "self._wake(key)", TORCH_STORE, "one pushed value ends all waits for the queue"),
     Fault("gateway/rankmesh_gateway/torch_store.py", "min(most, self._unused_bytes)", "1 << 62", TORCH_STORE, "a client announces any size"),
     # Messages
-    Fault(P + "engine.py", "if self._taken % _TAKE_INTERVAL == 0:", "if False:", MATCHING, "ranks that never wait learn of no failure"),
+    Fault(P + "engine.py", "if self._taken % TAKE_INTERVAL == 0:", "if False:", MATCHING, "ranks that never wait learn of no failure"),
     Fault(P + "matching.py", " and self.receives.first(source, tag) is None", "", MATCHING, "a receive takes the message of an earlier one"),
     Fault(P + "matching.py", " and cost <= credit.available:", ":", MATCHING, "eager messages fill the receiver's memory"),
     Fault(P + "message_queues.py", "return next(iter(queue)) if queue", "return next(reversed(queue)) if queue", MATCHING, "messages overtake each other"),
