@@ -188,7 +188,7 @@ FAULTS = [
     Fault(T + "shm_ring.py", "room = capacity - (head - words[_TAIL])", "room = capacity", RING, "unread bytes are overwritten"),
     Fault(T + "shm_ring.py", "return not self.has_work(writing, reading)", "return True", RING, "data that came before sleep is not seen"),
     Fault(T + "shm_ring.py", "        if received:\n            self._ring_doorbell(self._in, _WRITER_SLEEPS)", "        if received:\n            pass", RING, "a full ring's writer is not woken"),
-    Fault(T + "shm_ring.py", " or data[at:begin] != head", "", RING, "a frame is taken for another one"),
+    Fault(T + "shm_ring.py", " or data[at : at + len(head)] != head", "", RING, "a frame is taken for another one"),
     Fault(T + "shm_ring.py", "            self._lost = error", "            pass", RING, "a peer's end goes unnoticed"),
     Fault(T + "shm_ring.py", "(self._generation + 1) %", "self._generation %", RING + " " + P2P, "changed bytes are taken for the message"),
     Fault(T + "shm_ring.py", "mapping is None or mapping.bytes", "mapping is None or not mapping.bytes", RING, "memory of another pair is taken"),
@@ -214,7 +214,7 @@ FAULTS = [
     Fault("gateway/rankmesh_gateway/torch_store.py", "self._wake(key, 1)", "self._wake(key)", TORCH_STORE, "one pushed value ends all waits for the queue"),
     Fault("gateway/rankmesh_gateway/torch_store.py", "min(most, self._unused_bytes)", "1 << 62", TORCH_STORE, "a client announces any size"),
     # Messages
-    Fault(P + "engine.py", "if self._taken % _TAKE_INTERVAL == 0:", "if False:", MATCHING, "ranks that never wait learn of no failure"),
+    Fault(P + "engine.py", "if self._taken % TAKE_INTERVAL == 0:", "if False:", MATCHING, "ranks that never wait learn of no failure"),
     Fault(P + "matching.py", " and self.receives.first(source, tag) is None", "", MATCHING, "a receive takes the message of an earlier one"),
     Fault(P + "matching.py", " and cost <= credit.available:", ":", MATCHING, "eager messages fill the receiver's memory"),
     Fault(P + "message_queues.py", "return next(iter(queue)) if queue", "return next(reversed(queue)) if queue", MATCHING, "messages overtake each other"),

@@ -70,23 +70,15 @@ class GroupMessages:
             options: see Options.
         """
         started = time.monotonic()
-        soon = not options.async_op and rank in self.state.engine.rings and self.transport is self.matcher
-        transfer = self._begin(op, array, rank, tag, options, soon=soon)
+        transfer = self._begin(op, array, rank, tag, options)
         what = op, array.dtype, array.size, rank, tag
-        if options.async_op:
+        if not transfer.done or options.async_op:
             message = PendingMessage(self, transfer, what, array.nbytes, options)
-            return Work(op, options.result, message=message), transfer
-        if soon and not transfer.done:
-            try:
-                self.state.engine.receive_from(rank, transfer)
-            except BaseException as error:
-                PendingMessage(self, transfer, what, array.nbytes, options).fail(error)
-                raise
-        if not transfer.done:
-            message = PendingMessage(self, transfer, what, array.nbytes, options)
+            if options.async_op:
+                return Work(op, options.result, message=message), transfer
             message.complete(message.deadline)
             return None, transfer
-        # Carried at once or soon, as most messages are: without a PendingMessage.
+        # Carried at once, as most short messages are: without a PendingMessage.
         self.record((self.state, what, 0, started, None, "", array.nbytes), transfer.error)
         if transfer.error is not None:
             raise without_traceback(transfer.error)
@@ -99,7 +91,7 @@ class GroupMessages:
         transfer = self._begin(op, array, rank, tag, options)
         return PendingMessage(self, transfer, (op, array.dtype, array.size, rank, tag), array.nbytes, options)
 
-    def _begin(self, op: str, array: Array, rank: int, tag: int, options: Options, *, soon: bool = False) -> Transfer:
+    def _begin(self, op: str, array: Array, rank: int, tag: int, options: Options) -> Transfer:
         state, transport = self.state, self.transport
         if state.failure is not None:
             state.broadcast_abort()
@@ -107,6 +99,7 @@ class GroupMessages:
         engine = state.engine
         engine.call_count += 1
         with engine.lock:
+            soon = rank in engine.rings and transport is self.matcher and not options.async_op
             receive = self.matcher.receive_soon if soon else transport.receive
             begin = transport.send if op == "send" else receive
             # The view is link.as_bytes, written out: every message comes here.
@@ -220,7 +213,8 @@ class PendingMessage:
             if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
                 if isinstance(error, CollectiveTimeoutError):
                     self._state.recorder.on_failure(error, self.deadline.started)
-                self.fail(error)
+                self.abandon(error)
+                self._messages.end(self, error)
                 if isinstance(error, CollectiveTimeoutError) and self.deadline.seconds >= MIN_SECONDS:
                     self._messages.timeout = CollectiveTimeoutError(error.message, **error.details())
             raise
@@ -268,11 +262,6 @@ class PendingMessage:
             return False
         own = deadline is self.deadline and not to_itself
         raise state.timeout_error(partners, describe(self.record), deadline, None, own=own)
-
-    def fail(self, error: BaseException) -> None:
-        """Abandon a message, and record its error."""
-        self.abandon(error)
-        self._messages.end(self, error)
 
     def abandon(self, error: BaseException) -> None:
         """Undo a message that no thread will wait for; if its data is on the way, end the group."""

@@ -24,7 +24,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.progress import wait_graph
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
-from rankmesh_agent.progress.poller import POLL_INTERVAL, Poller
+from rankmesh_agent.progress.poller import POLL_INTERVAL, TAKE_INTERVAL, Poller
 from rankmesh_agent.progress.progress_thread import SLICE_SECONDS, ProgressThread
 from rankmesh_agent.progress.sinks import SinkTable
 from rankmesh_agent.progress.status import Status
@@ -40,8 +40,6 @@ Action = Callable[[], object]
 _DRAIN_SECONDS = 0.001
 _UNCONNECTED = Unconnected()
 _MAX_DEPARTURES = 256
-_TAKE_INTERVAL = 64
-"""Interval, in frames taken from memory without a poll, at which all connections are polled."""
 _OUTGOING = operator.attrgetter("outgoing")
 
 
@@ -70,8 +68,8 @@ class ProgressEngine:
 
     Attributes:
         lock: guards the engine and the groups' messages.
-        call_count: number of calls of the foreground so far. Each is counted before it takes the lock: the background
-            thread, if it drives, then releases it, and stays away for a while.
+        call_count: number of calls of the foreground so far, each counted before it takes the lock: the background
+            thread then releases it.
         poll_count: number of polls so far.
         driven: whether a thread drives the engine.
         closed: whether the engine is closed.
@@ -92,13 +90,7 @@ class ProgressEngine:
     dial: Callable[[int], None]
 
     def __init__(
-        self,
-        rank: int,
-        epoch: int,
-        world_size: int,
-        *,
-        eager_limit: int,
-        oversubscribed: bool = True,
+        self, rank: int, epoch: int, world_size: int, *, eager_limit: int, oversubscribed: bool = True
     ) -> None:
         self.rank = rank
         self.epoch = epoch
@@ -238,7 +230,7 @@ class ProgressEngine:
         if peer is None or self.driven or not peer.take(header, into):
             return False
         self._taken += 1
-        if self._taken % _TAKE_INTERVAL == 0:
+        if self._taken % TAKE_INTERVAL == 0:
             self.poll_once(0)  # a rank that never waits learns what the other peers send, and who has failed
         return True
 
@@ -281,18 +273,6 @@ class ProgressEngine:
             peer.remote_reads = deque(read for read in peer.remote_reads if (read.group, read.seq) != (group, seq))
 
     # Without the lock
-
-    def receive_from(self, rank: int, transfer: Transfer) -> None:
-        """Receive what a peer in shared memory has sent, and the rest of a transfer as long as it comes soon."""
-        with self.lock:
-            peer = self.rings.get(rank)
-            if peer is None or not peer.connection.has_work(False):
-                return
-            while not (transfer.done or self.driven or peer.paused or peer.outgoing or rank not in self.rings):
-                if not peer.connection.await_bytes():
-                    return
-                self.poll_count += 1
-                self._receive(peer)
 
     def flush(self, timeout: float) -> None:
         """Send the queued frames, such as an ABORT, within at most ``timeout`` seconds."""

@@ -146,20 +146,13 @@ class MessageLink(DirectLink):
         expected = len(self._others)
         with self._engine.lock:
             arrivals = self._arrived.setdefault((self._seq, part), {})
-            if each is None:
-                pending_sends = self._send_arrival(self._others, part, payload)
-            else:
-                pending_sends = []
-                for member in self._others:
-                    pending_sends += self._send_arrival((member,), part, each[member])
+            send = self._send_arrival
+            pending_sends = send(self._others, part, payload) if each is None else self._send_each(part, each)
         if pending_sends or len(arrivals) < expected:
             self._wait(
                 lambda: (
-                    (
-                        len(arrivals) == expected
-                        and (not pending_sends or all(transfer.done for _, transfer in pending_sends))
-                    )
-                    or self._mismatched == self._seq
+                    self._mismatched == self._seq
+                    or (len(arrivals) == expected and all(transfer.done for _, transfer in pending_sends))
                 ),
                 lambda: [member for member in self._others if member not in arrivals],
             )
@@ -239,15 +232,12 @@ class MessageLink(DirectLink):
         self._complete = True
         responses = respond([arrived[member][1] for member in range(self.size)])
         with self._engine.lock:
-            if not isinstance(responses, list):
-                pending_sends = self._send_arrival(self._others, part + 1, responses)
-                responses = [responses] * self.size
+            if isinstance(responses, list):
+                pending_sends, response = self._send_each(part + 1, responses), responses[root]
             else:
-                pending_sends = []
-                for member in self._others:
-                    pending_sends += self._send_arrival((member,), part + 1, responses[member])
+                pending_sends, response = self._send_arrival(self._others, part + 1, responses), responses
         self.finish(pending_sends)
-        return responses[root]
+        return response
 
     def not_arrived(self, waited: list[int]) -> list[int]:
         """Return the ranks that have not arrived at the call, as far as this rank has heard.
@@ -345,6 +335,9 @@ class MessageLink(DirectLink):
             if not transfer.done:
                 pending_sends.append((member, transfer))
         return pending_sends
+
+    def _send_each(self, part: int, payloads: Sequence[Payload]) -> list[tuple[int, Transfer]]:
+        return [sent for member in self._others for sent in self._send_arrival((member,), part, payloads[member])]
 
     def start(
         self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]

@@ -15,6 +15,8 @@ from rankmesh_agent.progress.framing import FramedConnection
 
 POLL_INTERVAL = 8
 """Interval, in polls, at which a busy engine polls epoll and releases the lock."""
+TAKE_INTERVAL = 64
+"""Interval, in frames taken from memory without a poll, at which all connections are polled."""
 _SPINS_WITH_POLL = 10
 """Spins of a wait before it sleeps, where each spin is a system call."""
 _SPINS = 200

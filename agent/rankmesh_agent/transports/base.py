@@ -46,12 +46,8 @@ class Connection(ABC):
             DistNetworkError: the connection is lost, and all bytes that arrived before have been received.
         """
 
-    def await_bytes(self) -> bool:
-        """Poll memory for a moment, unless the host is busy; return whether bytes have arrived in it."""
-        return False
-
     def take(self, head: bytes, into: memoryview) -> bool:
-        """Receive ``head``, and ``into`` after it, from memory; if other or fewer bytes come, return False at once."""
+        """Receive ``head``, and ``into`` after it, if memory brings them next and soon; else return False."""
         return False
 
     @abstractmethod

@@ -154,21 +154,20 @@ class _Ring:
         Until all have come, the producer is not told of any: they are read again if it does not go on at once.
         """
         words, data, capacity = self.words, self.data, self.capacity
-        tail, length, done = self.position, len(into), 0
-        at = tail % capacity
-        begin = at + len(head)
-        if begin + length > capacity or not begin - at <= words[_HEAD] - tail <= capacity or data[at:begin] != head:
+        tail, length, done, spins = self.position, len(into), 0, 0
+        begin, at = tail + len(head), tail % capacity
+        if not len(head) <= words[_HEAD] - tail <= capacity or data[at : at + len(head)] != head:
             return False
-        for _ in range(_TAKE_SPINS):
-            arrived = words[_HEAD] - tail + at - begin
-            if length <= arrived <= capacity:
-                into[done:] = data[begin + done : begin + length]
-                self.position = words[_TAIL] = tail + begin + length - at
-                return True
-            if done < arrived < length:
-                into[done:arrived] = data[begin + done : begin + arrived]
-                done = arrived
-        return False
+        while done < length:
+            at = (begin + done) % capacity
+            count = min(words[_HEAD] - begin - done, length - done, capacity - at)
+            if count > 0:
+                into[done : done + count] = data[at : at + count]
+                done += count
+            elif (spins := spins + 1) > _TAKE_SPINS:
+                return False
+        self.position = words[_TAIL] = begin + length
+        return True
 
     def _violation(self, name: str, value: int) -> ProtocolError:
         return ProtocolError(
@@ -219,24 +218,23 @@ class RingConnection(Connection):
             self._ring_doorbell(self._out, _READER_SLEEPS)
         return sent
 
-    def await_bytes(self) -> bool:
-        words, position = self._in.words, self._in.position
-        if words[_HEAD] != position:
-            return True
-        if self._own_cores and core_contention.should_spin():
-            for _ in range(_SPIN_ROUNDS):
-                for _ in range(_SPINS):
-                    if words[_HEAD] != position:
-                        return True
-                if not core_contention.yield_core():
-                    break
-        return False
-
     def take(self, head: bytes, into: memoryview) -> bool:
-        taken = self.await_bytes() and self._in.take(head, into)
+        taken = self._await_bytes() and self._in.take(head, into)
         if taken:
             self._ring_doorbell(self._in, _WRITER_SLEEPS)
         return taken
+
+    def _await_bytes(self) -> bool:
+        """Poll for bytes for a moment, if the host has a core for each rank and is not busy."""
+        words, position = self._in.words, self._in.position
+        rounds = _SPIN_ROUNDS if self._own_cores and core_contention.should_spin() else 0
+        for _ in range(rounds):
+            for _ in range(_SPINS):
+                if words[_HEAD] != position:
+                    return True
+            if not core_contention.yield_core():
+                break
+        return words[_HEAD] != position
 
     def recv_into(self, buffer: memoryview) -> int:
         received = self._in.read(buffer)

@@ -6,7 +6,6 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -123,19 +122,6 @@ def test_ranks_that_never_wait_for_each_other_learn_that_another_one_has_failed(
 
     with pytest.raises(RankFailedError, match="rank 2"):
         exchange()
-
-
-@pytest.mark.parametrize("pair", ["segment"], indirect=True)
-def test_a_receive_that_is_interrupted_takes_no_later_message(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    sender, receiver = pair.communicators
-    monkeypatch.setattr(receiver.engine, "receive_from", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        recv(receiver, np.zeros(1), 0)
-    monkeypatch.undo()
-    assert receiver.messages.active_records() == []
-    send(sender, np.ones(1), 1)
-    recv(receiver, got := np.zeros(1), 0)
-    assert got == 1
 
 
 def test_irecv_completes_in_the_background(pair: World) -> None:

@@ -281,10 +281,12 @@ def test_a_frame_is_taken_if_it_is_the_next_one_and_whole(listener, shm):
         assert not other.take(b"tail", into)
         assert other.take(b"head", into)
         assert into == b"data"
-        one.send([bytes(986)])
-        assert recv_exactly(other, 986, Deadline(10)) == bytes(986)
-        one.send([b"headmore"])
-        assert not other.take(b"head", into), "it goes round the end of the ring"
+        for before, length, taken in ((0, 986, True), (500, 496, False)):  # it goes round the end, and its head does
+            for buffers in ([bytes(before)], [bytes(length), b"headmore"]):
+                one.send(buffers)
+                assert recv_exactly(other, len(buffers[0]), Deadline(10)) == buffers[0]
+            assert other.take(b"head", into) == taken
+            assert into == b"more"
         assert recv_exactly(other, 8, Deadline(10)) == b"headmore"
 
 
