@@ -1,6 +1,6 @@
 """Forked children of a rank: one that makes no call is as without RankMesh, one that does gets an error or starts anew.
 
-RANKMESH_TEST_FORKS sets the number of children of the busy rank, 20 by default: one of each kind and transport.
+RANKMESH_TEST_FORKS sets the number of children of the busy rank, 12 by default: one of each kind and transport.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pytest
 from support.processes import Me, Ranks, on_ranks, wait_until
+from support.rank_server import LIGHT
 
 import rankmesh as dist
 from rankmesh._session.session import current
 from rankmesh_agent.net import fork
 
-FORKS = int(os.environ.get("RANKMESH_TEST_FORKS", "20"))
+FORKS = int(os.environ.get("RANKMESH_TEST_FORKS", "12"))
 TRANSPORTS = ("shm", "tcp")
 _BATCH = 4
 _CHILD_SECONDS = 60.0
@@ -92,7 +93,12 @@ def _fork_again(_: Inherited) -> NoReturn:
 
 
 _CHILDREN: tuple[Callable[[Inherited], NoReturn], ...] = (
-    *(_exit, _exit_at_once, _collect, _fail_to_call, _exit, _fork_again, _exit_at_once, _collect, _exit, _start_anew),
+    _exit,
+    _exit_at_once,
+    _collect,
+    _fail_to_call,
+    _fork_again,
+    _start_anew,
 )
 
 
@@ -203,7 +209,7 @@ def test_forks_of_a_busy_rank(me: Me, forks: int) -> None:
     dist.destroy_process_group()
 
 
-@on_ranks(1)
+@on_ranks(1, env={LIGHT: "1"})
 def test_forks_while_a_thread_imports_the_http_server(me: Me) -> None:
     """A module that a thread of the parent was importing could never be imported in the child."""
     fork._FORK_SECONDS = 60.0  # on a busy machine the import may take longer than forks usually wait

@@ -1,6 +1,6 @@
 """Files of shared memory: what killed ranks leave is removed, and ranks in several pid namespaces share them.
 
-RANKMESH_TEST_KILLS sets the number of ranks that are killed, 120 by default.
+RANKMESH_TEST_KILLS sets the number of ranks that are killed, 30 by default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rankmesh_agent.shared_memory import mapping as shared_memory
 
 pytestmark = pytest.mark.processes
 
-_KILLS = int(os.environ.get("RANKMESH_TEST_KILLS", "60"))
+_KILLS = int(os.environ.get("RANKMESH_TEST_KILLS", "30"))
 
 
 @pytest.fixture

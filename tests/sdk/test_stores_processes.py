@@ -11,6 +11,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from support.processes import free_port, on_ranks, wait_until
+from support.rank_server import LIGHT
 
 import rankmesh as dist
 
@@ -171,7 +172,7 @@ def serve(me, port):
 
 
 def test_the_first_contact_needs_no_import(ranks):
-    ranks.run(serve, 2, port=free_port())
+    ranks.run(serve, 2, env={LIGHT: "1"}, port=free_port())
 
 
 def hold(me, port):

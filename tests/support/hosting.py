@@ -10,13 +10,15 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+
+from support.forked_python import Python
+from support.rank_server import MARKER, ForkedProcess, fork
 
 ATTACHED = os.environ.get("RANKMESH_TEST_HOSTING", "embedded") == "attached"
 """Whether ranks attach."""
@@ -39,8 +41,9 @@ class Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix="rankmesh-cluster-"))
         ours = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        self._environment = {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **variables}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        own = {MARKER: "cluster", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._environment = {**inherited, **own, **variables}
+        self._processes: list[ForkedProcess] = []
         self.url = self._start("rankmesh_gateway", r"ready at (https?://\S+)\n", "--port", "0")
         self._agents = 0
 
@@ -56,14 +59,9 @@ class Cluster:
 
     def _start(self, module: str, ready: str, *arguments: str) -> str:
         path = self._folder / f"{len(self._processes)}.out"
-        with path.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        path.touch()
+        program = Python(["-m", module, *arguments], str(self._folder), forks=False)
+        process = fork(program, 0, 0, self._environment, [os.devnull, str(path), str(path)])
         self._processes.append(process)
         end = time.monotonic() + _START_SECONDS
         while not (found := re.search(ready, path.read_text())):

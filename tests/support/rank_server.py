@@ -29,6 +29,8 @@ from support.forked_python import Python
 
 MARKER = "RANKS_OF_TEST"
 """The variable that names the test in the environment of every process that belongs to it."""
+LIGHT = "RANK_SERVER_LIGHT"
+"""With this variable, a rank has imported what it needs to join, and nothing else."""
 _LONGEST = 1 << 18  # bytes of a message
 _SECONDS = 60.0  # for the import of a test module, and for the server's end
 _PLACEHOLDER = "-" * 64
@@ -258,7 +260,7 @@ class ForkedProcess:
 def end_without_teardown() -> None:
     """End a rank that has left its job, as any program ends but for the interpreter's teardown: half of a rank's time.
 
-    Rank 0 of every test, and ranks that fail, or are in a job to the end, are taken apart.
+    Rank 0 of worlds of one rank and of three, and ranks that fail, or are in a job to the end, are taken apart.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -268,7 +270,12 @@ def end_without_teardown() -> None:
 
 
 _servers: dict[tuple[tuple[str, str], ...], RankServer] = {}
-_FOR_IMPORTS = ("RANKMESH_NATIVE", "PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_")
+_FOR_IMPORTS = ("RANKMESH_NATIVE", "PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", LIGHT)
+_JOIN = ("numpy", "rankmesh", "rankmesh._session.agents", "rankmesh_agent.agent", "encodings.idna", "support.me")
+"""What a rank imports until it has joined."""
+_SERVE = ("rankmesh_agent.http.app", "rankmesh_gateway.server", "rankmesh.cli")
+"""What it imports for its first HTTP client, and what gateways and commands import."""
+_TAKEN_APART = (1, 3)
 
 
 def fork(
@@ -296,13 +303,13 @@ def close_all() -> None:
 
 
 if __name__ == "__main__":
-    for name in "numpy", "rankmesh", "rankmesh._session.agents", "rankmesh_agent.agent", "encodings.idna", "support.me":
-        importlib.import_module(name)  # all that a rank imports until it has joined
+    for name in _JOIN if LIGHT in os.environ else (*_JOIN, *_SERVE):
+        importlib.import_module(name)
     sys.modules["rankmesh"].__version__  # noqa: B018  # loads all of it
     with socket.socket(fileno=int(sys.argv[1])) as accepted:
         forked = serve(accepted)
     if forked:
         forked.enter()
         forked.program.run(forked.rank, forked.size)
-        if forked.rank and not sys.modules["rankmesh"].is_initialized():
+        if (forked.rank or forked.size not in _TAKEN_APART) and not sys.modules["rankmesh"].is_initialized():
             end_without_teardown()

@@ -23,7 +23,7 @@ from rankmesh_agent.store.commands import (
     Wait,
 )
 from rankmesh_agent.store.condition import Condition, etag
-from rankmesh_agent.store.keys import MAX_KEY_BYTES, MAX_KEYS, MAX_VALUE_BYTES, check_key, check_keys, check_values
+from rankmesh_agent.store.keys import MAX_KEY_BYTES, MAX_KEYS, MAX_VALUE_BYTES, check_keys, check_values
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import (
     InvalidKeyError,
@@ -68,13 +68,6 @@ def test_conditions(command, condition, value, reason):
     else:
         conditional.apply(table)
         assert table.value("k") == (b"new" if isinstance(command, Set) else None)
-
-
-def test_prefixes():
-    table = Table()
-    MultiSet((("b/2", b""), ("a", b""), ("b/1", b""))).apply(table)
-    found = {prefix: (Keys(prefix).apply(table), Count(prefix).apply(table)) for prefix in ("", "b/", "none")}
-    assert found == {"": (["a", "b/1", "b/2"], 3), "b/": (["b/1", "b/2"], 2), "none": ([], 0)}
 
 
 def test_timeout_errors_name_the_missing_keys():
@@ -130,11 +123,6 @@ def test_invalid_values():
             make("k", large)
     with pytest.raises(InvalidValueError):
         CompareSet("k", large[1:], b"1")
-
-
-@pytest.mark.parametrize("key", ["k", "a/b c", "/", "..", "é" * (MAX_KEY_BYTES // 2)])
-def test_keys(key):
-    check_key(key)
 
 
 def test_several_keys():

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.store import client as store_client
 from rankmesh_agent.store.client_connection import ClientConnection, Connector
-from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Get, QueueLen, QueuePop, QueuePush, Set, Wait
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire.errors import (
@@ -170,36 +168,6 @@ class TestAGatewayThatIsAway:
 
 
 class TestWaits:
-    @pytest.fixture
-    def begin(self, threads, table) -> Callable[[JobStore, Command], Future]:
-        def begun(store: JobStore, command: Command) -> Future:
-            waiting = threads.submit(store.execute, command)
-            wait_until(lambda: table._watches or table._pending_pops, "the wait")
-            wait_until(store.waits_under_way, "its record at the caller's side")
-            return waiting
-
-        return begun
-
-    def test_a_failure_ends_all(self, job, url, begin):
-        store = job(url)
-        waiting = [begin(store, command) for command in (Get("k", 60.0), QueuePop("k", 60.0))]
-        assert store.waits_under_way()
-        assert sorted(wait.command.name for wait in store.pending_waits()) == ["get", "queue_pop"]
-        store.fail_waits(FAILURE)
-        for each in waiting:
-            with pytest.raises(RankFailedError, match=r"rank 2 \(host, pid 7\) failed"):
-                each.result(20)
-        assert not store.waits_under_way()
-
-    def test_for_good(self, job, url):
-        """Of those that begin later, too."""
-        store = job(url)
-        store.fail_waits(StoreTimeoutError("no other rank is left", ranks=[1]), for_good=True)
-        with pytest.raises(StoreTimeoutError, match="no other rank is left"):
-            store.execute(Get("k", 60.0))
-        store.execute(Set("k", b"v"))
-        assert store.execute(Get("k", 60.0)) == b"v"
-
     @pytest.mark.parametrize("command", [Get("k", 0.05), Wait(("k",), 0.05), QueuePop("k", 0.05)])
     def test_one_in_vain_names_the_ranks_without_descriptors(self, job, url, command):
         member = Member(3, "i", "host", "h", 7, [], "http://127.0.0.1:1")
@@ -217,17 +185,6 @@ class TestWaits:
         assert not caught.value.ranks
 
 
-def test_closing_ends_calls_and_later_ones(job, url, threads, table):
-    store = job(url)
-    waiting = threads.submit(store.execute, Get("k", 60.0))
-    wait_until(lambda: table._watches, "the wait")
-    store.close()
-    with pytest.raises(DistNetworkError, match="is closed"):
-        waiting.result(20)
-    with pytest.raises(DistNetworkError, match="is closed"):
-        store.execute(Get("k"))
-
-
 def test_a_store_that_is_another_is_lost(job):
     store = job("http://127.0.0.1:1")
     store.check_same(ID)
@@ -236,13 +193,3 @@ def test_a_store_that_is_another_is_lost(job):
             store.check_same(other)
     with pytest.raises(ProtocolError, match="of an earlier version"):
         JobStore("http://127.0.0.1:1", "secret", "")
-
-
-def test_threads_share_a_client(job, url, table):
-    client = job(url)
-    threads = [threading.Thread(target=lambda: [client.execute(Add("n")) for _ in range(50)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert table.value("n") == b"200"

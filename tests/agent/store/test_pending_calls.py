@@ -11,11 +11,11 @@ import pytest
 from support.processes import wait_until
 
 from rankmesh_agent.store import replies
-from rankmesh_agent.store.client import PendingCall, StoreClient
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Get, MultiGet, QueueLen, QueuePop, QueuePush, Set, Wait
 from rankmesh_agent.store.replies import MAX_REPLIES
-from rankmesh_agent.wire.errors import DistNetworkError, IdempotencyKeyReusedError, NotANumberError, QueueEmptyError
+from rankmesh_agent.wire.errors import NotANumberError, QueueEmptyError
 
 pytestmark = pytest.mark.anyio
 
@@ -27,15 +27,6 @@ def store(url) -> Iterator[StoreClient]:
     found = StoreClient(url, "secret")
     yield found
     found.close()
-
-
-def in_a_loop(call: PendingCall[Any]) -> Any:
-    """Return the result of a call that is awaited in a loop of its own."""
-
-    async def wait() -> Any:
-        return await call
-
-    return asyncio.run(wait())
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -113,23 +104,6 @@ class TestCallersThatLeave:
         assert await store.submit(POP, "name") == b"1"
         assert table.length("q") == 1
 
-    async def test_closing_ends_calls_in_progress(self, store, table):
-        task = await begun(store, table, POP)
-        store.close()
-        with pytest.raises(DistNetworkError, match="is closed"):
-            await task
-
-
-def test_several_loops(store, table):
-    found: list[bytes] = []
-    threads = [threading.Thread(target=lambda: found.append(in_a_loop(store.submit(Get("k", 30.0))))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    in_a_loop(store.submit(Set("k", b"v")))
-    for thread in threads:
-        thread.join(30)
-    assert found == [b"v"] * 4
-
 
 class TestIdempotencyKeys:
     async def test_a_repeated_request_is_executed_once(self, store, table, call):
@@ -165,13 +139,6 @@ class TestIdempotencyKeys:
             await store.submit(Add("k"), "name")
         Set("k", b"1").apply(table)
         assert await store.submit(Add("k"), "name") == 2
-
-    async def test_a_key_belongs_to_one_command(self, store):
-        await store.submit(Add("k", 1), "name")
-        for command in (Add("k", 2), QueuePush("k", b"1")):
-            with pytest.raises(IdempotencyKeyReusedError):
-                await store.submit(command, "name")
-        assert await store.submit(Get("k")) == b"1"
 
     async def test_a_repeated_request_replaces_the_one_that_waits(self, store, table):
         first = await begun(store, table, POP, "name")

@@ -141,20 +141,6 @@ async def test_messages(trio, count, source):
     same(from_npy(received.content), array)
 
 
-async def test_many_calls_at_once_are_made_in_the_order_they_came(trio):
-    """As many as a rank's client likes; all ranks' clients must ask in the same order."""
-    async with clients(trio) as made:
-
-        async def one_after_the_other(client):
-            found = []
-            for number in range(20):
-                answer = await client.post("/v1/groups/world/all_reduce", content=npy(np.full(3, number)))
-                found.append(int(from_npy(answer.content)[0]))
-            return found
-
-        assert await asyncio.gather(*map(one_after_the_other, made)) == [[3 * n for n in range(20)]] * SIZE
-
-
 async def test_the_group_by_its_id(trio):
     async with clients(trio) as made:
         (world_group,) = (await made[0].get("/v1/groups")).json()
