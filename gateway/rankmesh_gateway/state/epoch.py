@@ -195,7 +195,7 @@ class Epoch:
         numbers: dict[str, int] = {}
         members = [record.member for record in self.all_records()]
         return HostTable.of(
-            Process(member.host, numbers.setdefault(member.host_id, len(numbers)), member.pid) for member in members
+            [Process(each.host, numbers.setdefault(each.host_id, len(numbers)), each.pid) for each in members]
         )
 
     def members(self, ranks: Iterable[int]) -> list[Member]:
