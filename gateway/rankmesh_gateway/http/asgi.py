@@ -1,7 +1,7 @@
 """ASGI application that answers all well-formed requests itself, and loads the web framework at the first other one.
 
-Importing the framework takes longer than the rest of a rank's start together, every rank waits for its gateway, and the
-framework takes 23 MB. It has the OpenAPI document, and describes what is wrong with a query, or a body that is not JSON.
+Importing the framework takes longer than the rest of a rank's start together, every rank waits for its gateway, and it
+takes 23 MB. It has the OpenAPI document, and describes what is wrong with a query, or a body that is not JSON.
 """
 
 from __future__ import annotations
