@@ -124,8 +124,9 @@ class Epoch:
         self._by_instance[instance] = record
         self._reply = None
         self._joiners_due = min(self._joiners_due, record.last_seen + JOIN_SILENCE_SECONDS)
-        self.heard(record)
-        self.note_end(record)
+        if not record.joining:
+            self.heard(record)
+            self.note_end(record)
         return record
 
     def remove(self, record: RankRecord) -> None:
