@@ -56,7 +56,8 @@ cdef extern from *:
     }
     /* As in float16.py: the bits in the place of a float's are those of a number 2**112 times too small. */
     static inline float of_float16(uint16_t bits) {
-        return float_of((uint32_t)(bits & 0x8000) << 16 | bits_of(float_of((uint32_t)(bits & 0x7fff) << 13) * 0x1p112f));
+        uint32_t scaled = bits_of(float_of((uint32_t)(bits & 0x7fff) << 13) * 0x1p112f);
+        return float_of((uint32_t)(bits & 0x8000) << 16 | scaled);
     }
     static inline uint16_t to_float16(float number) {
         uint32_t bits = bits_of(number), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
@@ -285,8 +286,9 @@ cdef class Records:
         cdef Py_ssize_t place
         if self.capacity:
             place = self.count % self.capacity
-            self.calls[place], self.items[place] = call, item
+            self.calls[place] = call
             self.count += 1
+            self.items[place] = item  # last: the end of the oldest record may let other threads run
         return 0
 
 
@@ -297,8 +299,8 @@ cdef class Plan:
         owner: the state of the group, as records name it.
         call: the call.
         counts: statistics that count it.
-        place: this process's group rank, the number of ranks, and the root's group rank.
-        lane: bytes of a rank's lane in a slot.
+        place: this process's group rank, the number of ranks, the root's group rank, the bytes for an array in a slot,
+            and the first of them for this rank in each rank's slot.
         reduce: reduces the parts for this rank in the slots into an array.
         complete: carries out an all_to_all whose arrays differ in length, after its step.
     """
@@ -309,13 +311,13 @@ cdef class Plan:
     cdef int kind, op, root, inputs, outputs, in_at, form
     cdef Py_ssize_t count, itemsize, lane, offset
 
-    def __init__(self, owner, call, Counts counts, tuple place, Py_ssize_t lane, reduce, complete):
+    def __init__(self, owner, call, Counts counts, tuple place, reduce, complete):
         cdef int rank, size
-        rank, size, self.root = place
+        rank, size, self.root, self.lane, self.offset = place
         cdef bint is_root = rank == self.root
         cdef int kind = call.kind
-        self.owner, self.call, self.counts, self.dtype, self.reduce, self.complete = owner, call, counts, call.dtype, reduce, complete
-        self.kind, self.count, self.fingerprint = kind, call.count, call.fingerprint
+        self.owner, self.call, self.counts, self.reduce, self.complete = owner, call, counts, reduce, complete
+        self.kind, self.dtype, self.count, self.fingerprint = kind, call.dtype, call.count, call.fingerprint
         self.op = -1 if call.reduce_op is None else call.reduce_op.value
         self.in_at = kind not in (ALL_REDUCE, BROADCAST, REDUCE)
         self.inputs = self.outputs = 1
@@ -333,11 +335,6 @@ cdef class Plan:
             self.inputs = self.outputs = size
         elif kind != ALL_REDUCE:
             raise ValueError(f"the core does not know {call.name}")
-        self.lane = lane
-        if kind in (SCATTER, REDUCE_SCATTER, ALL_TO_ALL):
-            self.offset = rank * lane
-        else:
-            self.lane = lane * size
         if self.dtype is not None:
             self.itemsize = self.dtype.itemsize
             self.form = ord(self.dtype.char)
