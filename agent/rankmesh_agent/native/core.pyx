@@ -147,28 +147,34 @@ ctypedef fused Number:  # integers without signs: those with one wrap around to 
 
 
 cdef bint reduce_numbers(Number *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, int op) noexcept nogil:
-    """Reduce in rank order; return False where one is infinite or NaN: the bits of NaN vary."""
+    """Reduce in rank order; return False where a result is infinite or NaN: the bits of NaN vary.
+
+    The output may be one of the first two parts. Loops that overwrite a part are separate, or they are not vectorised.
+    """
     cdef Number *before = <Number *>(parts[0] + at)
     cdef Number *part
-    cdef Number total, ranks = size
+    cdef Number ranks = size
     cdef Py_ssize_t i
     cdef int rank, special = 0
     for rank in range(1, size):
         part = <Number *>(parts[rank] + at)
-        if op == PRODUCT:
+        if part == out:
+            before, part = part, before
+        if before != out:
             for i in range(count):
-                total = before[i] * part[i]
-                out[i] = total
-                special |= total - total != 0
+                out[i] = before[i] * part[i] if op == PRODUCT else before[i] + part[i]
+        elif op == PRODUCT:
+            for i in range(count):
+                out[i] *= part[i]
         else:
             for i in range(count):
-                total = before[i] + part[i]
-                out[i] = total
-                special |= total - total != 0
+                out[i] += part[i]
         before = out
     if op == AVG:
         for i in range(count):
             out[i] /= ranks
+    for i in range(count):
+        special |= out[i] - out[i] != 0
     return not special
 
 
@@ -613,7 +619,7 @@ cdef class Calls:
         if plan.op >= 0:
             for rank in range(self.size):
                 self.parts[rank] = first + rank * self.slot_bytes
-            if plan.inputs == 1 and self.rank < 2:  # the output, which the sum of the first two parts replaces
+            if plan.inputs == 1 and self.rank < 2:  # nearer than this rank's slot, which the other ranks read
                 self.parts[self.rank] = self.inputs[0]
             if not self.reduce():
                 self.hold()
