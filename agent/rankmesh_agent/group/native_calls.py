@@ -43,6 +43,10 @@ _ONE_STEP = frozenset(
 """Algorithms that take one step, if the arrays fit into a slot or a lane: what they leave there, the core does, too."""
 
 
+_IN_LANES = frozenset({OpType.SCATTER, OpType.REDUCE_SCATTER, OpType.ALL_TO_ALL})
+"""Collectives in which a slot has a lane for each rank."""
+
+
 class NativeCalls:
     """The calls of a group that the compiled core carries out.
 
@@ -76,30 +80,31 @@ class NativeCalls:
             return None
         counts = self._counts.setdefault(call.name, self._core.Counts())
         root = -1 if call.root is None else self._state.global_ranks.index(call.root)
-        lane = 0 if call.dtype is None else segment.lane(call.dtype) * call.dtype.itemsize
-        place = segment.rank, segment.size, root
+        room, first = segment.slot_bytes, 0
+        if call.kind in _IN_LANES and call.dtype is not None:
+            room = segment.lane(call.dtype) * call.dtype.itemsize
+            first = segment.rank * room
+        place = segment.rank, segment.size, root, room, first
         try:
-            return self._core.Plan(
-                self._state, call, counts, place, lane, self._reduction(call, lane), all_to_all.complete
-            )
+            return self._core.Plan(self._state, call, counts, place, self._reduction(call, first), all_to_all.complete)
         except ValueError:
             return None
 
     def added_to(self, stats: Mapping[str, OpStats]) -> dict[str, OpStats]:
         """Return statistics by operation, with those of the core's calls."""
         found = dict(stats)
-        for name, counts in self._counts.items():
+        for name, counts in self._counts.copy().items():
             nbytes, seconds, buckets = counts.totals()
             found[name] = OpStats(nbytes, seconds, 0, buckets)
             found[name].add(stats[name])
         return found
 
-    def _reduction(self, call: Call, lane: int) -> Callable[[Any], None] | None:
-        """Return what reduces the parts of this rank in the slots into an array, as the algorithm does."""
+    def _reduction(self, call: Call, begin: int) -> Callable[[Any], None] | None:
+        """Return what reduces the parts in the slots, from a byte, into an array, as the algorithm does."""
         op, dtype, segment = call.reduce_op, call.dtype, self.segment
         if op is None or dtype is None or segment is None:
             return None
-        first = segment.rank * lane // dtype.itemsize if call.kind is OpType.REDUCE_SCATTER else 0
+        first = begin // dtype.itemsize
         last, context = first + call.count, self._context
 
         def reduce(out: Any) -> None:

@@ -22,8 +22,7 @@ class Plan:
         owner: Any,
         call: Any,
         counts: Counts,
-        place: tuple[int, int, int],
-        lane: int,
+        place: tuple[int, int, int, int, int],
         reduce: Callable[[Any], None] | None,
         complete: Callable[..., None],
     ) -> None: ...

@@ -56,7 +56,8 @@ cdef extern from *:
     }
     /* As in float16.py: the bits in the place of a float's are those of a number 2**112 times too small. */
     static inline float of_float16(uint16_t bits) {
-        return float_of((uint32_t)(bits & 0x8000) << 16 | bits_of(float_of((uint32_t)(bits & 0x7fff) << 13) * 0x1p112f));
+        uint32_t scaled = bits_of(float_of((uint32_t)(bits & 0x7fff) << 13) * 0x1p112f);
+        return float_of((uint32_t)(bits & 0x8000) << 16 | scaled);
     }
     static inline uint16_t to_float16(float number) {
         uint32_t bits = bits_of(number), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
@@ -146,28 +147,34 @@ ctypedef fused Number:  # integers without signs: those with one wrap around to 
 
 
 cdef bint reduce_numbers(Number *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, int op) noexcept nogil:
-    """Reduce in rank order; return False where one is infinite or NaN: the bits of NaN vary."""
+    """Reduce in rank order; return False where a result is infinite or NaN: the bits of NaN vary.
+
+    The output may be one of the first two parts. Loops that overwrite a part are separate, or they are not vectorised.
+    """
     cdef Number *before = <Number *>(parts[0] + at)
     cdef Number *part
-    cdef Number total, ranks = size
+    cdef Number ranks = size
     cdef Py_ssize_t i
     cdef int rank, special = 0
     for rank in range(1, size):
         part = <Number *>(parts[rank] + at)
-        if op == PRODUCT:
+        if part == out:
+            before, part = part, before
+        if before != out:
             for i in range(count):
-                total = before[i] * part[i]
-                out[i] = total
-                special |= total - total != 0
+                out[i] = before[i] * part[i] if op == PRODUCT else before[i] + part[i]
+        elif op == PRODUCT:
+            for i in range(count):
+                out[i] *= part[i]
         else:
             for i in range(count):
-                total = before[i] + part[i]
-                out[i] = total
-                special |= total - total != 0
+                out[i] += part[i]
         before = out
     if op == AVG:
         for i in range(count):
             out[i] /= ranks
+    for i in range(count):
+        special |= out[i] - out[i] != 0
     return not special
 
 
@@ -285,8 +292,9 @@ cdef class Records:
         cdef Py_ssize_t place
         if self.capacity:
             place = self.count % self.capacity
-            self.calls[place], self.items[place] = call, item
+            self.calls[place] = call
             self.count += 1
+            self.items[place] = item  # last: the end of the oldest record may let other threads run
         return 0
 
 
@@ -297,8 +305,8 @@ cdef class Plan:
         owner: the state of the group, as records name it.
         call: the call.
         counts: statistics that count it.
-        place: this process's group rank, the number of ranks, and the root's group rank.
-        lane: bytes of a rank's lane in a slot.
+        place: this process's group rank, the number of ranks, the root's group rank, the bytes for an array in a slot,
+            and the first of them for this rank in each rank's slot.
         reduce: reduces the parts for this rank in the slots into an array.
         complete: carries out an all_to_all whose arrays differ in length, after its step.
     """
@@ -309,13 +317,13 @@ cdef class Plan:
     cdef int kind, op, root, inputs, outputs, in_at, form
     cdef Py_ssize_t count, itemsize, lane, offset
 
-    def __init__(self, owner, call, Counts counts, tuple place, Py_ssize_t lane, reduce, complete):
+    def __init__(self, owner, call, Counts counts, tuple place, reduce, complete):
         cdef int rank, size
-        rank, size, self.root = place
+        rank, size, self.root, self.lane, self.offset = place
         cdef bint is_root = rank == self.root
         cdef int kind = call.kind
-        self.owner, self.call, self.counts, self.dtype, self.reduce, self.complete = owner, call, counts, call.dtype, reduce, complete
-        self.kind, self.count, self.fingerprint = kind, call.count, call.fingerprint
+        self.owner, self.call, self.counts, self.reduce, self.complete = owner, call, counts, reduce, complete
+        self.kind, self.dtype, self.count, self.fingerprint = kind, call.dtype, call.count, call.fingerprint
         self.op = -1 if call.reduce_op is None else call.reduce_op.value
         self.in_at = kind not in (ALL_REDUCE, BROADCAST, REDUCE)
         self.inputs = self.outputs = 1
@@ -333,11 +341,6 @@ cdef class Plan:
             self.inputs = self.outputs = size
         elif kind != ALL_REDUCE:
             raise ValueError(f"the core does not know {call.name}")
-        self.lane = lane
-        if kind in (SCATTER, REDUCE_SCATTER, ALL_TO_ALL):
-            self.offset = rank * lane
-        else:
-            self.lane = lane * size
         if self.dtype is not None:
             self.itemsize = self.dtype.itemsize
             self.form = ord(self.dtype.char)
@@ -616,7 +619,7 @@ cdef class Calls:
         if plan.op >= 0:
             for rank in range(self.size):
                 self.parts[rank] = first + rank * self.slot_bytes
-            if plan.inputs == 1 and self.rank < 2:  # the output, which the sum of the first two parts replaces
+            if plan.inputs == 1 and self.rank < 2:  # nearer than this rank's slot, which the other ranks read
                 self.parts[self.rank] = self.inputs[0]
             if not self.reduce():
                 self.hold()
