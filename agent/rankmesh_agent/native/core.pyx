@@ -495,7 +495,7 @@ cdef class Calls:
             self.hand_over(self.fail, found, arguments, options)
         finally:
             if self.held:
-                self.held = False
+                self.held, self.state.started_at = False, None
                 if not self.owned:
                     self.turn.release()
                 if self.plans is None:
@@ -672,11 +672,8 @@ cdef class Calls:
         """Count and record the call."""
         cdef double ended = monotonic()
         cdef Plan plan = self.plan
-        state = self.state
-        if self.held:
-            state.started_at = None
-        else:
-            state.call, state.seq = plan.call, self.seq
+        if not self.held:
+            self.state.call, self.state.seq = plan.call, self.seq
         plan.counts.add(self.nbytes, ended - self.started)
         self.records.put(plan, Ended(self.seq, self.nbytes, self.started, ended))
         return 0
