@@ -15,6 +15,7 @@ SOURCES = sorted(path for package in ("agent", "gateway", "sdk") for path in (RO
 AGENT = "import sys, rankmesh, rankmesh_agent.agent; rankmesh.all_reduce"
 SDK = "import sys, rankmesh; rankmesh.all_reduce"
 COMMAND = "import sys, rankmesh.cli"
+LAUNCHER = "import sys, rankmesh.launch, rankmesh_gateway.server"
 
 
 def looks_up_a_variable(node: ast.AST) -> bool:
@@ -45,6 +46,7 @@ def test_only_config_reads_environment_variables() -> None:
         pytest.param(SDK, "fastapi uvicorn cryptography torch cupy typer rich mpi4py prometheus_client", id="the SDK"),
         pytest.param(AGENT, "fastapi uvicorn cryptography asyncio prometheus_client", id="a rank's agent"),
         pytest.param(COMMAND, "numpy rich http.client asyncio fastapi cryptography rankmesh._face", id="the command"),
+        pytest.param(LAUNCHER, "numpy typer pydantic fastapi sqlite3 rankmesh._face", id="the launcher"),
     ],
 )
 def test_an_import_loads_no_more_than_it_needs(statements: str, absent: str) -> None:

@@ -70,6 +70,7 @@ CONTAINERS = {
     "body": ParameterLocation.BODY,
 }
 Prepare = Callable[[Any], None]
+FUZZ = pytest.mark.skipif("RANKMESH_HTTP_EXAMPLES" not in os.environ, reason="a minute of requests: make test-fuzz")
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +93,7 @@ async def first_pieces(*arguments: Any) -> AsyncGenerator[bytes]:
                 return
 
 
-@pytest.mark.skipif("RANKMESH_HTTP_EXAMPLES" not in os.environ, reason="a minute of requests: make test-fuzz")
+@FUZZ
 @pytest.mark.parametrize("service", ["store", "gateway"])
 def test_a_service_without_a_job(service: str, subtests: pytest.Subtests) -> None:
     names = ["testserver"]  # by which schemathesis calls an application
@@ -103,7 +104,11 @@ def test_a_service_without_a_job(service: str, subtests: pytest.Subtests) -> Non
     send_all(app, subtests, lambda case: None)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["groups", "no groups"])
+@pytest.fixture(
+    scope="module",
+    params=[True, pytest.param(False, marks=FUZZ)],
+    ids=["groups", "no groups"],
+)
 def job(request: pytest.FixtureRequest) -> Iterator[LeasedJob]:
     with LeasedJob(groups=request.param) as job:
         yield job

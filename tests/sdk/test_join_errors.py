@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
@@ -19,19 +18,6 @@ pytestmark = pytest.mark.processes
 
 SOON = 30.0
 """Seconds within which an error must come, on a busy machine too; a join that is refused might have taken 60."""
-
-
-def joined(gateway: str, rank: int) -> bool:
-    """Whether a gateway knows a rank."""
-    import urllib.request
-
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"{gateway}/v1/ranks", timeout=5) as answer:
-        return any(there["member"]["rank"] == rank for there in json.load(answer))
-    return False
-
-
-def until_joined(gateway: str, rank: int) -> None:
-    wait_until(lambda: joined(gateway, rank), f"rank {rank} at {gateway}")
 
 
 def fail_then_work(me: Me, failing: dict, working: dict, together: bool = False) -> None:
@@ -153,45 +139,6 @@ def test_a_rank_that_gave_up_can_join_again_at_the_same_gateway(ranks: Ranks, ga
 
 
 # Ranks that do not agree
-
-
-def the_same_rank_twice(me: Me, gateway: str) -> None:
-    """Process 1 and process 2 both say they are rank 1; the latter thinks better of it."""
-    options = {"init_method": gateway, "world_size": 3}
-    if me.rank == 2:
-        until_joined(gateway, 1)
-        until_joined(gateway, 0)
-        fail_then_work(me, {**options, "rank": 1, "timeout": 60}, {**options, "rank": 2})
-    else:
-        work(me, {**options, "rank": me.rank})
-
-
-def test_the_same_rank_twice(ranks: Ranks, gateway: str) -> None:
-    started = ranks.run(the_same_rank_twice, 3, gateway=gateway)
-    reported = started[2].reported
-    assert reported["error"] == "RankTakenError"
-    assert reported["ranks"] == [1]
-    assert f"pid {started[1].pid}" in reported["text"], "the holder is named"
-    assert reported["seconds"] < SOON
-
-
-def other_world_size(me: Me, method: str) -> None:
-    options = {"init_method": method, "rank": me.rank}
-    if me.rank == 0:
-        work(me, {**options, "world_size": 2})
-    else:
-        until_joined(method.replace("tcp", "http"), 0)
-        fail_then_work(me, {**options, "world_size": 3, "timeout": 60}, {**options, "world_size": 2})
-
-
-def test_different_world_sizes(ranks: Ranks) -> None:
-    started = ranks.run(other_world_size, 2, method=f"tcp://127.0.0.1:{free_port()}")
-    reported = started[1].reported
-    assert reported["error"] == "WorldSizeMismatchError"
-    assert "3" in reported["text"]
-    assert f"pid {started[0].pid}" in reported["text"]
-    assert "WORLD_SIZE" in reported["text"]
-    assert reported["seconds"] < SOON
 
 
 def other_token(me: Me, method: str) -> None:

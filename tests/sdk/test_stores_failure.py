@@ -122,26 +122,6 @@ def die_when_all_wait_of(me, *ranks):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def lose_rank_0(me):
-    me.init(timeout=170.0)
-    store = dist.get_default_store()
-    dist.barrier()
-    if me.rank == 0:
-        die_when_all_wait_of(me, 1, 2)
-    me.mark_when_waiting(f"waits-{me.rank}")
-    me.report(**me.attempt(store.get, "missing"))
-
-
-def test_rank_0_dies(ranks):
-    started = ranks.start(lose_rank_0, 3)
-    ranks.wait(started)
-    for rank in started[1:]:
-        caught = rank.reported
-        assert (caught["error"], caught["ranks"]) == ("RankFailedError", [0]), ranks.transcript()
-        assert "rank 0 (" in caught["text"]
-        assert caught["seconds"] < 30
-
-
 @on_ranks(3, run=survivors_run)
 def test_over_http(me):
     """A GET with ?wait= at any agent ends, too."""

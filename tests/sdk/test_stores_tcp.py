@@ -328,17 +328,6 @@ def test_a_forked_child_holds_no_connection_of_its_parents(made):
         os.waitpid(child, 0)
 
 
-def test_many_clients_add_concurrently(made, in_thread):
-    master = made(is_master=True)
-
-    def count() -> list[int]:
-        client = made(master.port)
-        return list(iter(lambda: min(client.add("n", 1), 801), 801))
-
-    found = [in_thread(count) for _ in range(8)]
-    assert sorted(number for each in found for number in each.result(60)) == list(range(1, 801))
-
-
 def test_a_client_whose_handshake_is_lost_comes_again(made):
     """As with a proxy before the master, or a master that has too many clients."""
     master = made(is_master=True)

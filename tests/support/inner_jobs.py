@@ -59,9 +59,9 @@ def start(how: str, backend: str) -> None:
     }
     if how in commands:
         sys.exit(subprocess.run(commands[how], check=False).returncode)
-    spawn = multiprocessing.get_context("spawn")
+    fork = multiprocessing.get_context("fork")
     port = free_port()
-    children = [spawn.Process(target=child, args=(how, backend, float(outer), number, port)) for number in range(2)]
+    children = [fork.Process(target=child, args=(how, backend, float(outer), number, port)) for number in range(2)]
     for each in children:
         each.start()
     for each in children:

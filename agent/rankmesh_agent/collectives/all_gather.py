@@ -18,7 +18,7 @@ def over_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> No
     Steps: 1 a chunk of the longest array, at least 1. Each rank writes its bytes once and reads all ranks'.
     """
     rank = segment.rank
-    longest = max(output.size for output in outputs)
+    longest = max(map(len, outputs))
     capacity = segment.slot_bytes // array.itemsize
     for begin in range(0, longest or 1, capacity):
         part = array[begin : begin + capacity]

@@ -107,7 +107,8 @@ class MessageMatcher:
         cost = max(len(view), _MIN_COST)
         if len(view) <= self.engine.eager_limit and cost <= credit.available:
             credit.available -= cost
-            self.engine.send(rank, [self._eager(dtype, tag, len(view)), view], transfer)
+            header = frames.encode(_EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, len(view))
+            self.engine.send(rank, [header, view], transfer)
         else:
             number = next(self.ids)
             self.announced[number] = _AnnouncedSend(rank, dtype, tag, view, transfer)
@@ -130,9 +131,9 @@ class MessageMatcher:
     def receive_soon(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
         """Receive as ``receive`` does, but wait a moment for a message that shared memory may bring next."""
         if self.unexpected.first(source, tag) is None and self.receives.first(source, tag) is None:
-            nbytes = len(view)
-            if self.engine.take(source, self._eager(dtype, tag, nbytes), view):
-                self._return_credit(source, nbytes)
+            header = frames.encode(_EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, len(view))
+            if self.engine.take(source, header, view):
+                self._return_credit(source, len(view))
                 transfer = Transfer()
                 transfer.source, transfer.done = source, True
                 return transfer
@@ -341,9 +342,6 @@ class MessageMatcher:
         if credit.unreturned >= WINDOW // 4:
             self.engine.send(rank, [self._frame(Opcode.CREDIT, total=credit.unreturned)])
             credit.unreturned = 0
-
-    def _eager(self, dtype: int, tag: int, nbytes: int) -> bytes:
-        return frames.encode(_EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, nbytes)
 
     def _frame(self, opcode: Opcode, **fields: int) -> bytes:
         return frames.encode(opcode, group=self.group, epoch=self.engine.epoch, **fields)

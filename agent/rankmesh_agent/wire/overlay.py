@@ -21,7 +21,7 @@ def partners(rank: int, size: int, full_mesh: int) -> list[int]:
 def neighbours(rank: int, size: int, full_mesh: int, factor: int = _FACTOR) -> list[int]:
     """Return the neighbours of a rank among ``size``, in order; up to ``full_mesh`` ranks, all are. It is symmetric."""
     if size <= full_mesh:
-        return [other for other in range(size) if other != rank]
+        return [*range(rank), *range(rank + 1, size)]
     found, distance = set[int](), 1
     while distance < size:
         found |= {(rank + distance) % size, (rank - distance) % size}

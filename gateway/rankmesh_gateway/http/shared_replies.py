@@ -54,7 +54,7 @@ class SharedReply:
             rank = self._ranks[member.instance]
             full_mesh = member.full_mesh if member.full_mesh >= 0 else LISTED_MEMBERS
             ranks = [rank, *partners(rank, self._world_size, full_mesh)]
-            members = [members[each] for each in sorted(ranks)]
+            members = [*map(members.__getitem__, sorted(ranks))]
         return b",".join(members) + b"]}"
 
 

@@ -124,8 +124,9 @@ class Epoch:
         self._by_instance[instance] = record
         self._reply = None
         self._joiners_due = min(self._joiners_due, record.last_seen + JOIN_SILENCE_SECONDS)
-        self.heard(record)
-        self.note_end(record)
+        if not record.joining:
+            self.heard(record)
+            self.note_end(record)
         return record
 
     def remove(self, record: RankRecord) -> None:
@@ -195,7 +196,7 @@ class Epoch:
         numbers: dict[str, int] = {}
         members = [record.member for record in self.all_records()]
         return HostTable.of(
-            Process(member.host, numbers.setdefault(member.host_id, len(numbers)), member.pid) for member in members
+            [Process(each.host, numbers.setdefault(each.host_id, len(numbers)), each.pid) for each in members]
         )
 
     def members(self, ranks: Iterable[int]) -> list[Member]:

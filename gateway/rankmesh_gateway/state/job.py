@@ -92,7 +92,8 @@ class Job:
         if latest is not None and self.holds_ranks:
             latest.check_rank_free(member, now)
             latest.check_not_full(request.world_size, member, now)
-        self.drop_silent_joiners(now)
+        if self.forming is not None:
+            self.drop_silent_joiners(now)
         epoch = self.forming or self._next_epoch(request.world_size)
         epoch.check_world_size(request.world_size, member)
         epoch.check_rank_free(member, now)
@@ -284,12 +285,11 @@ class Job:
 
     def _incomplete(self) -> tuple[Epoch, ...]:
         """Return the epochs whose worlds are incomplete."""
-        waiting = self.growth.epochs()
-        return waiting if self.forming is None else (self.forming, *waiting)
+        return tuple(filter(None, (self.forming, self.growth.forming, self.growth.wait_list)))
 
     def latest(self) -> Epoch | None:
         """Return the last epoch whose world was complete."""
-        return self.epochs.get(self._latest_number())
+        return self.epochs[max(self.epochs)] if self.epochs else None
 
     def waiting(self, now: float) -> list[Member]:
         """Return the processes that wait for the world to grow."""

@@ -149,7 +149,8 @@ class Registry:
             record.waiters.add(future)
             ready = epoch.waiters() if epoch.complete else []
             reply = epoch.reply() if ready else None
-        _cancel(ended)
+        if ended:
+            _cancel(ended)
         if reply is not None:
             self.deliver(ready, reply)
         future.add_done_callback(partial(self._drop_waiter, record))
@@ -435,7 +436,7 @@ class Registry:
         for job in self._jobs.values():
             job.poll_timeouts(now)
         self.agents.poll_timeouts(now)
-        self._pace.set_ranks(sum(job.live_ranks() for job in self._jobs.values()))
+        self._pace.set_ranks(sum(map(Job.live_ranks, self._jobs.values())))
 
     def _poll_if_due(self, now: float) -> None:
         """Poll, but not at every request."""

@@ -207,8 +207,13 @@ def inputs_of(tensors: Any, name: str, comm: Communicator) -> list[Array]:
 def outputs_of(tensors: Any, name: str, comm: Communicator) -> tuple[list[Array], WriteBack | None]:
     """Return memory for one result per rank, and what copies them back."""
     given = check_list(tensors, name, comm.size)
-    found = [flat_out(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(given)]
-    return [array for array, _ in found], chain([write_back for _, write_back in found])
+    arrays, steps = [], []
+    for number, tensor in enumerate(given):
+        array, write_back = flat_out(tensor, f"{name}[{number}]", comm)
+        arrays.append(array)
+        if write_back is not None:
+            steps.append(write_back)
+    return arrays, chain(steps) if steps else None
 
 
 def refuse_list_off_root(tensors: Any, name: str, is_root: bool, root: str) -> None:

@@ -56,10 +56,6 @@ class TestProblems:
     async def test_a_slash_at_the_end_is_another_path(self, client):
         check_problem(await client.get("/v1/groups/", headers=TOKEN), 404, "not-found")
 
-    async def test_all_methods_of_a_path_are_told(self, client):
-        answer = await client.patch("/v1/store/key", headers=TOKEN)
-        assert answer.headers["allow"] == "DELETE, GET, HEAD, PUT"
-
     async def test_a_bug_keeps_its_internals(self, client, agent):
         def groups():
             raise ZeroDivisionError("the secret is 42")

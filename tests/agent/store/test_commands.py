@@ -70,6 +70,13 @@ def test_conditions(command, condition, value, reason):
         assert table.value("k") == (b"new" if isinstance(command, Set) else None)
 
 
+def test_prefixes():
+    table = Table()
+    MultiSet((("b/2", b""), ("a", b""), ("b/1", b""))).apply(table)
+    found = {prefix: (Keys(prefix).apply(table), Count(prefix).apply(table)) for prefix in ("", "b/", "none")}
+    assert found == {"": (["a", "b/1", "b/2"], 3), "b/": (["b/1", "b/2"], 2), "none": ([], 0)}
+
+
 def test_timeout_errors_name_the_missing_keys():
     table = Table()
     Set("there", b"").apply(table)
@@ -126,7 +133,7 @@ def test_invalid_values():
 
 
 def test_several_keys():
-    check_keys(["b", "a", "b"])
+    check_keys(["b", "a", "b", "é" * (MAX_KEY_BYTES // 2)])
     with pytest.raises(InvalidKeyError, match=str(MAX_KEYS)):
         check_keys([*map(str, range(MAX_KEYS + 1))])
 

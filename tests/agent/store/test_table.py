@@ -30,6 +30,11 @@ def watch(table, *keys):
     return table.watch(keys, dict)
 
 
+def test_threads_that_add(table):
+    in_threads(16, lambda _: [Add("n").apply(table) for _ in range(200)])
+    assert Add("n", 0).apply(table) == 3200
+
+
 class TestWatch:
     def test_a_cancelled_one_is_removed(self, table):
         kept, dropped = watch(table, "a"), watch(table, "a", "b")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import forked_python
 from support.certificates import tls_of
 from support.command import COMMAND, SECONDS, environment, here
 
@@ -139,16 +139,8 @@ def test_an_untrusted_certificate(tls_server: str, tmp_path: Path, ours: bool) -
 @pytest.mark.processes
 def test_servers(tmp_path: Path) -> None:
     for name, command in zip(("RANKMESH_TOKEN_FILE", "RANKMESH_TLS", "RANKMESH_TLS_CA"), SERVERS, strict=True):
-        done = subprocess.run(
-            [*COMMAND, *command],
-            env=environment(**{name: BAD[name][0]}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-            cwd=tmp_path,
-        )
+        variables = environment(**{name: BAD[name][0]})
+        done = forked_python.run([*COMMAND, *command], env=variables, text=True, timeout=SECONDS, cwd=tmp_path)
         assert done.returncode == 2, (name, done)
         assert name in done.stderr, done
         assert "Traceback" not in done.stderr, done

@@ -25,14 +25,8 @@ SERVE = [["run", "train.py"], ["gateway"], ["agent"], ["bench"]]
 
 
 def elsewhere(platform: str, program: str, *arguments: str, **variables: str) -> Done:
-    done = subprocess.run(
-        [sys.executable, "-c", f"{prelude(platform)}\n{program}", *arguments],
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    command = [sys.executable, "-c", f"{prelude(platform)}\n{program}", *arguments]
+    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True, timeout=SECONDS)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

@@ -155,33 +155,6 @@ def test_a_node_that_is_lost_and_comes_back(nodes: Nodes) -> None:
     assert [nodes.told(out)[-1]["RANK"] for _, out, _ in found] == ["0", "1", "2"]
 
 
-def test_a_node_that_is_stopped_leaves(nodes: Nodes) -> None:
-    nodes.options("--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=1", "--last-call=4")
-    script = UNTIL.format(size=2, restarts=1)
-    first = nodes.first(script)
-    second = nodes.node(script)
-    nodes.wait_for("size-4-0", 4)
-    second.send_signal(signal.SIGTERM)
-    assert nodes.finish(second)[0] == 128 + signal.SIGTERM
-    code, stdout, lines = nodes.finish(first)
-    assert code == 0
-    assert any("restart 1 of 1: all 2 ranks start again on 1 node; this is node 0" in line for line in lines)
-    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in nodes.told(stdout)[-2:]} == {"1"}
-
-
-def test_a_lost_node_without_restarts_ends_the_job(nodes: Nodes) -> None:
-    nodes.options("--nnodes=1:2", "--nproc-per-node=1", "--last-call=60")
-    first = nodes.first(UNTIL.format(size=1, restarts=1))
-    lost = nodes.node(UNTIL.format(size=1, restarts=1))
-    nodes.wait_for("size-2-0", 2)
-    lost.kill()
-    lost.communicate()
-    code, stdout, lines = nodes.finish(first)
-    assert code == 1
-    assert "ended RankFailedError (1,) rank 1" in stdout
-    assert "the job ends when a node is lost" in lines[1]
-
-
 def test_nodes_that_are_missing(nodes: Nodes) -> None:
     nodes.options("--nnodes=2:3", "--nproc-per-node=1", "--last-call=1")
     node = nodes.impatient()

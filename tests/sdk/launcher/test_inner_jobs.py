@@ -17,8 +17,6 @@ pytestmark = pytest.mark.processes
     "how",
     [
         "environment",
-        "arguments",
-        "tcp",
         "launcher",
         pytest.param("mpirun", marks=pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")),
     ],

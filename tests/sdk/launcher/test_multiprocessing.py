@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launchers import alive
 from support.processes import Rank, Ranks, free_port, wait_until
 
 import rankmesh as dist
@@ -59,13 +60,6 @@ def run(ranks: Ranks, main: Callable[..., Any], *uses: Callable[..., Any], **arg
 def helpers_end(ranks: Ranks) -> None:
     """Wait for the standard library's helpers, which end when they find that the program has."""
     wait_until(lambda: not ranks.left(), "helpers to end", SOON)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def pids(ranks: Ranks, count: int) -> list[int]:

@@ -17,19 +17,12 @@ from pathlib import Path
 
 import pytest
 from support.forked_python import ForkedPopen
+from support.launchers import OURS, alive
 from support.processes import wait_until
 
 pytestmark = pytest.mark.processes
 
 DEADLINE = 180.0
-OURS = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "GROUP_", "ROLE_")
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 class Job:
@@ -230,6 +223,20 @@ def test_bytes_that_are_no_text_progress_bars_and_a_last_line_without_newline(jo
     ]
 
 
+class Screen:
+    """What a terminal shows."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self.shown = descriptor, b""
+
+    def see(self, text: bytes) -> None:
+        """Wait for a text, and forget what is before its end."""
+        while text not in self.shown:
+            assert select.select([self._descriptor], [], [], DEADLINE)[0], self.shown
+            self.shown += os.read(self._descriptor, 4096)
+        self.shown = self.shown.partition(text)[2]
+
+
 def test_a_progress_bar_on_a_terminal_is_redrawn_in_place(job: Job) -> None:
     job.script(r"""
         for percent in (1, 2):
@@ -248,18 +255,11 @@ def test_a_progress_bar_on_a_terminal_is_redrawn_in_place(job: Job) -> None:
     os.close(terminal)
     assert launcher.stdin is not None
     job.launchers.append(launcher)
-    shown = b""
-
-    def see(text: bytes) -> None:
-        nonlocal shown
-        while text not in shown:
-            assert select.select([screen], [], [], DEADLINE)[0], shown
-            shown += os.read(screen, 4096)
-
+    see = Screen(screen).see
     see(b"[rank 0] 1%")
     launcher.stdin.write(b"\n")
     launcher.stdin.flush()
-    see(b"[rank 0] 1%\r\x1b[K[rank 0] 2%")
+    see(b"\r\x1b[K[rank 0] 2%")
     launcher.stdin.close()
     see(b"\r\x1b[K[rank 0] 2%\r\n")
     assert launcher.wait(DEADLINE) == 0
@@ -288,18 +288,11 @@ def test_pdb_on_any_rank_reads_the_terminal(job: Job) -> None:
     )
     os.close(terminal)
     job.launchers.append(launcher)
-    shown = b""
-
-    def see(text: bytes) -> None:
-        nonlocal shown
-        while text not in shown:
-            assert select.select([screen], [], [], DEADLINE)[0], shown
-            shown += os.read(screen, 4096)
-        shown = shown.partition(text)[2]
-
+    terminal_screen = Screen(screen)
+    see = terminal_screen.see
     see(b"[rank 1] rank 1: breakpoint at ")
     see(b"(Pdb) ")
-    assert b"went on" not in shown
+    assert b"went on" not in terminal_screen.shown
     os.write(screen, b"up\np f'step {step}'\n")
     see(b"'step 1'")
     os.write(screen, b"c\n")

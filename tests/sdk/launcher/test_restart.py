@@ -228,27 +228,6 @@ def test_a_signal_to_one_launcher_ends_the_job_on_both(launchers: Launchers) -> 
     assert not any("start again" in line for _, _, lines in found for line in lines)
 
 
-def test_a_node_that_is_lost_and_comes_back(launchers: Launchers) -> None:
-    script = """
-        dist.init_process_group()
-        all_reduce()
-        write("ready")
-        if attempt == 0:
-            time.sleep(1000) if rank % 2 else dist.barrier()
-        dist.barrier()
-    """
-    nodes = launchers.start_nodes(script, *("--max-restarts=2", "--failure-grace=0.2"))
-    launchers.pids("ready", 0, 2)
-    nodes[1].kill()
-    nodes[1].communicate()
-    back = launchers.start(script, "--node-rank=1", *launchers.nodes)
-    for node in (nodes[0], back):
-        code, stdout, _ = launchers.finish(node)
-        assert code == 0
-        assert stdout.count("sum 1") + stdout.count("sum 2") >= 1
-    launchers.started.remove(nodes[1])
-
-
 def test_a_node_that_is_lost_and_stays_away(launchers: Launchers) -> None:
     """It uses up one restart, however many there are: no ranks start without it."""
     first, lost = launchers.start_nodes(

@@ -1,1 +1,1 @@
-"""Handlers of endpoints that few clients need, see ``handlers``; and the routes of all in the web framework."""
+"""Handlers of the endpoints that people and monitoring use; see ``handlers``."""
