@@ -273,7 +273,6 @@ class CallQueue:
     def _end_native(self) -> None:
         if self._native is not None:
             self._native.close()
-            self._plans.clear()  # the reductions refer to the memory
             self._op_stats = dict(self.op_stats())
             self._native = None
 

@@ -24,7 +24,7 @@ from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.shared_memory.segment import Segment
-from rankmesh_agent.wire.ops import Call, OpType
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import OpStats
 
 _ONE_STEP = frozenset(
@@ -62,11 +62,12 @@ class NativeCalls:
         self._core = core
         self.segment: Segment | None = segment
         self._state = state
-        self._calls = core.Calls(queue, state, segment, shared, core_contention)
+        context = ignore_fp_errors()
+        python = (lambda *arguments: context.run(_combine, *arguments)), all_to_all.complete
+        self._calls = core.Calls(queue, state, segment, shared, core_contention, python)
         self.submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None] = self._calls.submit
         self.run: Callable[[Any, Sequence[Any], Options], bool] = self._calls.run
         self._counts: dict[str, Any] = {}
-        self._context = ignore_fp_errors()
 
     def close(self) -> None:
         """Leave all calls to the queue from now on; the memory may be unmapped."""
@@ -86,7 +87,7 @@ class NativeCalls:
             first = segment.rank * room
         place = segment.rank, segment.size, root, room, first
         try:
-            return self._core.Plan(self._state, call, counts, place, self._reduction(call, first), all_to_all.complete)
+            return self._core.Plan(self._state, call, counts, place)
         except ValueError:
             return None
 
@@ -99,16 +100,9 @@ class NativeCalls:
             found[name].add(stats[name])
         return found
 
-    def _reduction(self, call: Call, begin: int) -> Callable[[Any], None] | None:
-        """Return what reduces the parts in the slots, from a byte, into an array, as the algorithm does."""
-        op, dtype, segment = call.reduce_op, call.dtype, self.segment
-        if op is None or dtype is None or segment is None:
-            return None
-        first = begin // dtype.itemsize
-        last, context = first + call.count, self._context
 
-        def reduce(out: Any) -> None:
-            parts = [slot[first:last] for slot in segment.current_slots(dtype, last)]
-            context.run(combine, op, parts, out)
-
-        return reduce
+def _combine(segment: Segment, op: ReduceOp, begin: int, out: Any) -> None:
+    """Reduce the parts in the slots, from a byte, into an array, as the algorithm does."""
+    first = begin // out.itemsize
+    last = first + out.size
+    combine(op, [slot[first:last] for slot in segment.current_slots(out.dtype, last)], out)

@@ -23,12 +23,18 @@ class Plan:
         call: Any,
         counts: Counts,
         place: tuple[int, int, int, int, int],
-        reduce: Callable[[Any], None] | None,
-        complete: Callable[..., None],
     ) -> None: ...
 
 class Calls:
-    def __init__(self, queue: Any, state: Any, segment: Any, shared: tuple[Any, ...], contention: Any) -> None: ...
+    def __init__(
+        self,
+        queue: Any,
+        state: Any,
+        segment: Any,
+        shared: tuple[Any, ...],
+        contention: Any,
+        python: tuple[Callable[..., None], Callable[..., None]],
+    ) -> None: ...
     def close(self) -> None: ...
     def run(self, found: Any, arguments: Sequence[Any], options: Any) -> bool: ...
     def submit(

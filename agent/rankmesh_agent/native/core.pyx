@@ -307,22 +307,20 @@ cdef class Plan:
         counts: statistics that count it.
         place: this process's group rank, the number of ranks, the root's group rank, the bytes for an array in a slot,
             and the first of them for this rank in each rank's slot.
-        reduce: reduces the parts for this rank in the slots into an array.
-        complete: carries out an all_to_all whose arrays differ in length, after its step.
     """
 
-    cdef object owner, call, dtype, reduce, complete
+    cdef object owner, call, dtype  # nothing that keeps the memory mapped: records refer to plans
     cdef Counts counts
     cdef uint64_t fingerprint
     cdef int kind, op, root, inputs, outputs, in_at, form
     cdef Py_ssize_t count, itemsize, lane, offset
 
-    def __init__(self, owner, call, Counts counts, tuple place, reduce, complete):
+    def __init__(self, owner, call, Counts counts, tuple place):
         cdef int rank, size
         rank, size, self.root, self.lane, self.offset = place
         cdef bint is_root = rank == self.root
         cdef int kind = call.kind
-        self.owner, self.call, self.counts, self.reduce, self.complete = owner, call, counts, reduce, complete
+        self.owner, self.call, self.counts = owner, call, counts
         self.kind, self.dtype, self.count, self.fingerprint = kind, call.dtype, call.count, call.fingerprint
         self.op = -1 if call.reduce_op is None else call.reduce_op.value
         self.in_at = kind not in (ALL_REDUCE, BROADCAST, REDUCE)
@@ -357,9 +355,11 @@ cdef class Calls:
         segment: the group's memory.
         shared: the plans, the queued calls and the lock of the queue.
         contention: a CoreContention.
+        python: reduces the parts from a byte of all slots into an array, given segment, reduction, byte and array; and
+            carries out an all_to_all whose arrays differ in length, after its step.
     """
 
-    cdef object error, queue, state, queued, turn, is_taken, contention
+    cdef object error, queue, state, queued, turn, is_taken, contention, combine, complete
     cdef Records records
     cdef dict plans
     cdef Slots segment
@@ -376,12 +376,13 @@ cdef class Calls:
     cdef uint64_t seq, nbytes
     cdef double started
 
-    def __init__(self, queue, state, Slots segment, tuple shared, contention):
+    def __init__(self, queue, state, Slots segment, tuple shared, contention, tuple python):
         cdef object whole = segment
         cdef size_t address = whole.mapping.address
         self.queue, self.state, self.segment = queue, state, segment
         self.plans, self.queued, self.turn = shared
         self.is_taken = self.turn.locked
+        self.combine, self.complete = python
         self.contention, self.records = contention, state.recorder.latest
         self.rank, self.size, self.slot_bytes = whole.rank, whole.size, whole.slot_bytes
         self.oversubscribed = whole.oversubscribed
@@ -495,7 +496,7 @@ cdef class Calls:
             self.hand_over(self.fail, found, arguments, options)
         finally:
             if self.held:
-                self.held = False
+                self.held, self.state.started_at = False, None
                 if not self.owned:
                     self.turn.release()
                 if self.plans is None:
@@ -517,7 +518,7 @@ cdef class Calls:
         if self.matches():
             self.collect(arguments)
         else:
-            self.plan.complete(segment, *arguments)
+            self.complete(segment, *arguments)
 
     cdef char *slot(self, int rank) noexcept:
         return self.slots + (self.segment._turn * self.size + rank) * self.slot_bytes
@@ -623,7 +624,7 @@ cdef class Calls:
                 self.parts[self.rank] = self.inputs[0]
             if not self.reduce():
                 self.hold()
-                plan.reduce(arguments[0])
+                self.combine(self.segment, plan.call.reduce_op, plan.offset, arguments[0])
         elif plan.outputs == 1:
             memcpy(self.outputs[0], first + plan.root * self.slot_bytes, nbytes)
         else:
@@ -672,11 +673,8 @@ cdef class Calls:
         """Count and record the call."""
         cdef double ended = monotonic()
         cdef Plan plan = self.plan
-        state = self.state
-        if self.held:
-            state.started_at = None
-        else:
-            state.call, state.seq = plan.call, self.seq
+        if not self.held:
+            self.state.call, self.state.seq = plan.call, self.seq
         plan.counts.add(self.nbytes, ended - self.started)
         self.records.put(plan, Ended(self.seq, self.nbytes, self.started, ended))
         return 0
