@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from faults import page
 from faults.__main__ import table
 from faults.kinds import KINDS, specify
 from faults.run import Outcome, Run
-from support import rank_server
 
 pytestmark = pytest.mark.processes
 
 SEED = 4
 SHORT = 6.0
-
-
-@pytest.fixture(autouse=True)
-def _servers() -> Iterator[None]:
-    yield
-    rank_server.close_all()
 
 
 def run(kind: str, what: str = "") -> tuple[Outcome, int]:

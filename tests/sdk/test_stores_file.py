@@ -259,7 +259,7 @@ def test_a_user_that_another_one_overtakes_finds_the_tables_that_it_has_created(
     monkeypatch.setattr(KeyFile, "_set_modes", read_and_wait)
     with contextlib.closing(KeyFile(str(path))) as file, contextlib.closing(overtaking[0]) as other:
         file._lock_seconds = 0.1
-        with other._transaction(), pytest.raises(dist.StoreTimeoutError, match=r"was locked for 0\.1 s"):
+        with other._transaction(), pytest.raises(dist.errors.StoreTimeoutError, match=r"was locked for 0\.1 s"):
             file.value("k")
         assert file.value("k") is None
 
