@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from faults.endurance import Held, growth, measure
-from support import rank_server
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(autouse=True)
-def _servers() -> Iterator[None]:
-    yield
-    rank_server.close_all()
 
 
 @pytest.mark.parametrize("medium", ["shm", "tcp"])
