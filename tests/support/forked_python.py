@@ -126,7 +126,6 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
             os.closerange(begin, descriptor)
             begin = descriptor + 1
         os.closerange(begin, os.sysconf("SC_OPEN_MAX"))
-        atexit._clear()
         if env is not None:
             os.environ.clear()
             os.environ.update(env)
