@@ -122,6 +122,7 @@ class LocalCommunicator(Communicator, FrameSink):
                     backend.segment.allow_reads([processes[rank] for rank in self.ranks])
                 else:
                     self.set_up(lambda shared: shared.probe_reads(), timeout)
+        self.state.raise_if_failed()  # a member that gave up had sent all that this one has waited for
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         queue, shared = self.queue, self._segment_options
