@@ -147,7 +147,7 @@ ctypedef fused Number:  # integers without signs: those with one wrap around to 
 
 
 cdef bint reduce_numbers(Number *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, int op) noexcept nogil:
-    """Reduce in rank order; return False where a result is infinite or NaN: the bits of NaN vary.
+    """Reduce in rank order; return False where a result is NaN, whose bits vary.
 
     The output may be one of the first two parts. Loops that overwrite a part are separate, or they are not vectorised.
     """
@@ -155,7 +155,7 @@ cdef bint reduce_numbers(Number *out, char **parts, Py_ssize_t at, int size, Py_
     cdef Number *part
     cdef Number ranks = size
     cdef Py_ssize_t i
-    cdef int rank, special = 0
+    cdef int rank, nan = 0
     for rank in range(1, size):
         part = <Number *>(parts[rank] + at)
         if part == out:
@@ -173,9 +173,10 @@ cdef bint reduce_numbers(Number *out, char **parts, Py_ssize_t at, int size, Py_
     if op == AVG:
         for i in range(count):
             out[i] /= ranks
-    for i in range(count):
-        special |= out[i] - out[i] != 0
-    return not special
+    if Number is float or Number is double:
+        for i in range(count):
+            nan |= out[i] != out[i]
+    return not nan
 
 
 cdef bint reduce_half(
