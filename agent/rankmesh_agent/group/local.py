@@ -21,6 +21,7 @@ from rankmesh_agent.group.flight_recorder import RecordedCalls
 from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.messages import GroupMessages
 from rankmesh_agent.group.options import Options
+from rankmesh_agent.group.state import START_UP
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.progress.matching import MessageMatcher
@@ -122,7 +123,9 @@ class LocalCommunicator(Communicator, FrameSink):
                     backend.segment.allow_reads([processes[rank] for rank in self.ranks])
                 else:
                     self.set_up(lambda shared: shared.probe_reads(), timeout)
-        self.state.raise_if_failed()  # a member that gave up had sent all that this one has waited for
+        failure = self.state.failure
+        if failure is not None and failure.op == START_UP.name:
+            self.state.raise_if_failed()  # a member that gave up had sent all that this one has waited for
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         queue, shared = self.queue, self._segment_options
