@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.service_log import log_to_stderr
@@ -81,7 +82,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 def _gateway(url: str | None) -> str:
     if not url:
         raise ValueError("no gateway: give --gateway http://host:8700, or set RANKMESH_GATEWAY")
-    if not url.startswith(("http://", "https://")):
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # the port
+        valid = False
+    if not valid:
         raise ValueError(f"the gateway {url!r} is no URL of the form http://host:port")
     return url.rstrip("/")
 

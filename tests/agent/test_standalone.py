@@ -271,6 +271,7 @@ class TestProcess:
     [
         ([], "no gateway: give --gateway"),
         (["--gateway", "localhost:8700"], "is no URL of the form http://host:port"),
+        (["--gateway", "http://localhost:8700:"], "is no URL of the form http://host:port"),
         (["--gateway", "http://127.0.0.1:9", "--host", "0.0.0.0"], "without a token"),
         (["--gateway", "http://127.0.0.1:9", "--token-file", "/nowhere"], "No such file"),
         (["--gateway", "http://127.0.0.1:9", "--port", "x"], "'x' is not a port"),

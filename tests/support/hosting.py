@@ -12,12 +12,16 @@ import shutil
 import subprocess
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from support.forked_python import Python
+from support.me import wait_until
 from support.rank_server import MARKER, ForkedProcess, fork
 
 ATTACHED = os.environ.get("RANKMESH_TEST_HOSTING", "embedded") == "attached"
@@ -51,10 +55,11 @@ class Cluster:
         """Have at least so many agents."""
         while self._agents < size:
             name = f"agent-{self._agents}"
-            self._start(
+            url = self._start(
                 "rankmesh_agent", r"ready at (https?://\S+),", "--gateway", self.url, "--host", "127.0.0.1", "--port",
                 "0", "--name", name,
             )  # fmt: skip
+            wait_until(partial(_is_ready, url), f"{name} to register", _START_SECONDS)
             self._agents += 1
 
     def _start(self, module: str, ready: str, *arguments: str) -> str:
@@ -85,6 +90,14 @@ class Cluster:
                 process.kill()
                 process.wait()
         shutil.rmtree(self._folder)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=_START_SECONDS) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        return False
 
 
 _clusters: dict[tuple[str, tuple[tuple[str, str], ...]], Cluster] = {}
