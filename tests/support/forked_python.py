@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import os
 import runpy
 import signal
@@ -18,8 +19,13 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+if TYPE_CHECKING:
+    from support.rank_server import ForkedProcess
+
+_TORCH = importlib.util.find_spec("torch") is not None
+"""Whether torch is installed, which its import by a new interpreter shows in tests: then nothing is forked."""
 _OURS = (__file__, runpy.__file__, "<frozen runpy>")
 
 
@@ -153,6 +159,10 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
         from support.rank_server import MARKER, fork
 
+        self._process: ForkedProcess | None = None
+        if not is_python(args):
+            super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
+            return
         _, _, cwd, env, _, _, _, *pipes = rest
         program = Python(args[1:], str(cwd), self._forks)
         streams = [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in (pipes[0], pipes[3], pipes[5])]
@@ -161,11 +171,15 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
         self._child_created = True
         self._close_pipe_fds(*pipes[:6])  # type: ignore[attr-defined]
 
-    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+    def _internal_poll(self, *arguments: Any, **named: Any) -> int | None:
+        if self._process is None:
+            return super()._internal_poll(*arguments, **named)  # type: ignore[misc, no-any-return]
         self.returncode = self._process.poll()
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
+        if self._process is None:
+            return super()._wait(timeout)  # type: ignore[misc, no-any-return]
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.returncode = self._process.wait(1e9 if timeout is None else timeout)
             return self.returncode
@@ -173,7 +187,10 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
 
     def send_signal(self, sig: int) -> None:
         """See Popen."""
-        self._process.send_signal(sig)
+        if self._process is None:
+            super().send_signal(sig)
+        else:
+            self._process.send_signal(sig)
 
 
 def run(command: Sequence[str], *, timeout: float, stdin: Any = None, **options: Any) -> Any:
@@ -190,4 +207,5 @@ def run(command: Sequence[str], *, timeout: float, stdin: Any = None, **options:
 
 def is_python(command: Sequence[str]) -> bool:
     """Return whether a command is one of this interpreter that can be forked."""
-    return command[0] == sys.executable and (not command[1].startswith("-") or command[1] in ("-m", "-c"))
+    forkable = not command[1].startswith("-") or command[1] in ("-m", "-c")
+    return command[0] == sys.executable and forkable and not _TORCH

@@ -27,7 +27,6 @@ class DistError(RuntimeError):
     """Base of all RankMesh errors.
 
     Attributes:
-        message: the text without the data.
         ranks: global ranks concerned (failed, missing, taken).
         op, group, seq: the operation, for example ``"all_reduce"``, its group's name, and its number in the group.
         address: the network address or URL concerned.
@@ -50,13 +49,17 @@ class DistError(RuntimeError):
         seq: int | None = None,
         address: str | None = None,
     ) -> None:
-        self.message = printable_lines(message)  # it may quote what another process has sent
-        super().__init__(self.message)
+        super().__init__(printable_lines(message))  # it may quote what another process has sent
         self.ranks = tuple(ranks)
         self.op = op
         self.group = group
         self.seq = seq
         self.address = address
+
+    @property
+    def message(self) -> str:
+        """The text without the data."""
+        return str(self.args[0])
 
     def details(self) -> dict[str, Any]:
         """The data that is set, as JSON-ready values."""
@@ -355,7 +358,7 @@ def without_traceback(error: E) -> E:
     """
     if not isinstance(error, DistError):
         return error
-    copied = type(error)(error.message)
+    copied = type(error)(error.args[0])
     vars(copied).update(vars(error))
     return copied
 
