@@ -26,7 +26,16 @@ ROOT = Path(__file__).parent.resolve()
 CORE = Path("agent/rankmesh_agent/native/core.pyx")
 MODULE = "core.abi3.so"
 # One file serves CPython 3.11 and newer: the limited API. A sum is rounded as NumPy rounds it: no fused multiply-add.
-FLAGS = ("-shared", "-fPIC", "-O3", "-std=c11", "-ffp-contract=off", "-D_GNU_SOURCE", "-DPy_LIMITED_API=0x030b0000")
+FLAGS = (
+    "-shared",
+    "-fPIC",
+    "-O3",
+    "-std=c11",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-D_GNU_SOURCE",
+    "-DPy_LIMITED_API=0x030b0000",
+)
 C_WARNINGS, CYTHON_WARNINGS = ("-Wall", "-Wextra", "-Werror"), ("-Wextra", "-Werror")
 
 

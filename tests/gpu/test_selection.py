@@ -27,7 +27,7 @@ def chosen(me: Me, backend: str | None, refused: bool) -> None:
 
     array = cupy.full(1000, me.rank + 1.0)
     dist.all_reduce(array)
-    choice = dist.group.WORLD._gpu
+    choice = dist.group.WORLD._communicator.gpus
     me.report(
         sum=float(array[-1].get()),
         engine="host" if choice is None else choice.backend_name,

@@ -142,6 +142,20 @@ def stray(me: Me) -> None:
         assert all((each == 7).all() for each in found_lengths)
     wrong = me.attempt(dist.all_to_all, [np.zeros(2)] * 2, [np.ones(2 + me.rank)] * 2)
     assert wrong["error"] == "CollectiveMismatchError", wrong
+    for _ in range(3):  # equal parts at rank 0 alone, whose arrays overlap
+        both, out = np.arange(6.0), np.zeros(7)
+        if me.rank == 0:
+            dist.all_to_all_single(both[:4], both[2:])
+        else:
+            dist.all_to_all_single(out, np.arange(7.0), [2, 5], [2, 5])
+        assert (both[:4] == [2, 3, 0, 1]).all() if me.rank == 0 else (out == [4, 5, 2, 3, 4, 5, 6]).all()
+    wrong = me.attempt(dist.all_to_all_single, np.zeros(4 + 2 * me.rank), np.ones(4 + 2 * me.rank))
+    assert wrong["error"] == "CollectiveMismatchError", wrong
+    assert all(
+        f"sends {[count] * 2} elements to the ranks and expects {[count] * 2}" in wrong["text"] for count in (2, 3)
+    )
+    assert me.attempt(dist.all_reduce, array, [])["error"] == "TypeError"
+    assert me.attempt(dist.broadcast, array, [])["error"] == "TypeError"
     dist.barrier()
     dist.destroy_process_group()
 

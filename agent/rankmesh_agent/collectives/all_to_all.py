@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from struct import Struct
 
@@ -90,6 +90,13 @@ def _exchange(
             if exposure.has_from(owner):
                 segment.read(exposure, owner, 0, outputs[owner])
         segment.complete(exposure)
+
+
+def splits(outputs: Sequence[Array], inputs: Sequence[Array]) -> Callable[[], str]:
+    """Return a function that describes the number of elements for each rank, which no other rank knows beforehand."""
+    return lambda: (
+        f"sends {[part.size for part in inputs]} elements to the ranks and expects {[part.size for part in outputs]}"
+    )
 
 
 @cache

@@ -21,7 +21,7 @@ from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.flight_recorder import Record, error_text
-from rankmesh_agent.group.native_calls import NativeCalls
+from rankmesh_agent.group.native_calls import NativeCalls, Submit
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import Future, Work
@@ -116,9 +116,9 @@ class CallQueue:
                 self._native = NativeCalls(native.core, self, self._state, backend.segment, shared)
 
     @property
-    def fastest_submit(self) -> Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]:
-        """The compiled core's ``submit``, where it may carry out calls; else this queue's."""
-        return self.submit if self._native is None else self._native.submit
+    def fastest(self) -> tuple[Submit, Callable[..., bool] | None]:
+        """The compiled core's ``submit`` and ``at_once``, where it may carry out calls; else this queue's, and None."""
+        return (self.submit, None) if self._native is None else (self._native.submit, self._native.at_once)
 
     def submit(
         self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options, *, launches: bool = False

@@ -16,6 +16,7 @@ from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.group.call_monitor import CallMonitor
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.flight_recorder import Record, RecordedCalls, in_flight
+from rankmesh_agent.group.native_calls import Submit
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.group.work import Work
@@ -31,14 +32,7 @@ _TIMEOUT_TYPES = frozenset((float, int, timedelta))
 _MAX_TIMEOUTS = 64
 """Number of different timeouts whose options are kept."""
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
-_ALL_REDUCE, _REDUCE, _BROADCAST, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
-    OpType.ALL_REDUCE,
-    OpType.REDUCE,
-    OpType.BROADCAST,
-    OpType.ALL_GATHER,
-    OpType.REDUCE_SCATTER,
-    OpType.BARRIER,
-)
+BARRIER, ALL_REDUCE, BROADCAST, ALL_GATHER, _, REDUCE, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL, _ = OpType
 
 
 class Communicator(ABC):
@@ -63,8 +57,14 @@ class Communicator(ABC):
 
     state: GroupState
     queue: CallQueue
-    submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
+    submit: Submit
     """The queue's method that executes a call, or one that does more before, or records the call."""
+
+    at_once: Callable[..., bool] | None = None
+    """The compiled core's ``at_once``, for calls with ``default_options``; None without it, and in a batch."""
+
+    gpus: Any = None
+    """Selects the communicator for arrays on GPUs, once there were any."""
 
     launch_monitor: CallMonitor | None = None
     """Finds calls on GPUs that cannot complete; None in an attached process, which gets no reports of other members."""
@@ -126,6 +126,7 @@ class Communicator(ABC):
     def set_global_ranks(self, global_ranks: tuple[int, ...]) -> None:
         """Change the ranks by which errors and results name the members."""
         self.state.renumber(global_ranks)
+        self.queue.use_backend(self.queue.backend)  # forgets the plans: their roots have other ranks now
 
     @property
     def medium(self) -> str:
@@ -158,7 +159,7 @@ class Communicator(ABC):
         """End the group in a forked child: calls raise an error, and nothing reaches the parent or its peers."""
         self.state.end_in_child()
         self.queue.end_in_child()
-        self.batch, self.submit = None, self.queue.submit
+        self.batch, self.submit, self.at_once = None, self.queue.submit, None
 
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
@@ -214,19 +215,19 @@ class Communicator(ABC):
     def all_reduce(self, array: Array, op: ReduceOp, options: Options, subject: str = "") -> Work | None:
         """Reduce ``array`` over all members, in place."""
         if subject:
-            return self.submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
-        return self.submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
+            return self.submit((ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
+        return self.submit((ALL_REDUCE, array.dtype, array.size, op, None), (array, op), options)
 
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options, subject: str = "") -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
-        key: _Key = (_REDUCE, array.dtype, array.size, op, self.state.global_ranks[root])
+        key: _Key = (REDUCE, array.dtype, array.size, op, self.state.global_ranks[root])
         if subject:
             key = *key, None, subject
         return self.submit(key, (array, op, root), options)
 
     def broadcast(self, array: Array, root: int, options: Options, subject: str = "") -> Work | None:
         """Copy the root's array to all members."""
-        key: _Key = (_BROADCAST, array.dtype, array.size, None, self.state.global_ranks[root])
+        key: _Key = (BROADCAST, array.dtype, array.size, None, self.state.global_ranks[root])
         if subject:
             key = *key, None, subject
         return self.submit(key, (array, root), options)
@@ -234,39 +235,41 @@ class Communicator(ABC):
     def all_gather(self, outputs: Sequence[Array], array: Array, options: Options, subject: str = "") -> Work | None:
         """Copy every member's ``array`` to the output of its group rank; they may differ in length."""
         count, counts = _counts(outputs)
-        key: _Key = (_ALL_GATHER, array.dtype, count, None, None, counts)
-        if subject:
-            key = *key, subject
+        key: _Key = (ALL_GATHER, array.dtype, count, None, None)
+        if subject or counts:
+            key = *key, counts, subject
         return self.submit(key, (outputs, array), options)
 
     def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
         """Copy every member's ``array`` to the root's output of its group rank; other ranks have no outputs."""
-        key = OpType.GATHER, array.dtype, array.size, None, self.state.global_ranks[root]
+        key = GATHER, array.dtype, array.size, None, self.state.global_ranks[root]
         return self.submit(key, (outputs, array, root), options)
 
     def scatter(self, output: Array, inputs: Sequence[Array], root: int, options: Options) -> Work | None:
         """Copy the root's input of each group rank to that member's ``output``; other ranks have no inputs."""
-        key = OpType.SCATTER, output.dtype, output.size, None, self.state.global_ranks[root]
+        key = SCATTER, output.dtype, output.size, None, self.state.global_ranks[root]
         return self.submit(key, (output, inputs, root), options)
 
     def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
         """Reduce every member's input of each group rank into that member's ``output``; they may differ in length."""
         count, counts = _counts(inputs)
-        key = _REDUCE_SCATTER, output.dtype, count, op, None, counts
+        key: _Key = (REDUCE_SCATTER, output.dtype, count, op, None)
+        if counts:
+            key = *key, counts
         return self.submit(key, (output, inputs, op), options)
 
     def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], options: Options) -> Work | None:
         """Copy every member's input of each group rank to that member's output of its own; each of its own length."""
-        return self.submit((OpType.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
+        return self.submit((ALL_TO_ALL, inputs[0].dtype, -1, None, None), (outputs, inputs), options)
 
     def barrier(self, options: Options) -> Work | None:
         """Wait until all members have arrived."""
-        return self.submit((_BARRIER,), (), options)
+        return self.submit((BARRIER, None, 0, None, None), (), options)
 
     def monitored_barrier(self, options: Options) -> None:
         """Wait until all members have arrived, in a way that can name those that do not, whatever the backend."""
         subject = self.queue.backend.monitored_subject
-        self.queue.submit((OpType.BARRIER, None, 0, None, None, None, subject), (), options)
+        self.queue.submit((BARRIER, None, 0, None, None, None, subject), (), options)
 
     @abstractmethod
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:

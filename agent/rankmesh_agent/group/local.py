@@ -78,7 +78,7 @@ class LocalCommunicator(Communicator, FrameSink):
         """See Communicator; a backend with a transport for messages carries these, too."""
         super().use_backend(backend)
         if self.batch is None:
-            self.submit = self.queue.fastest_submit
+            self.submit, self.at_once = self.queue.fastest
         self.messages.transport = self.queue.backend.messages or self.matcher
 
     def use_custom_backend(self, name: str, engine: Any) -> None:

@@ -27,6 +27,8 @@ from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import OpStats
 
+Submit = Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
+"""See CallQueue.submit."""
 _ONE_STEP = frozenset(
     {
         all_gather.over_segment,
@@ -42,9 +44,10 @@ _ONE_STEP = frozenset(
 )
 """Algorithms that take one step, if the arrays fit into a slot or a lane: what they leave there, the core does, too."""
 
-
 _IN_LANES = frozenset({OpType.SCATTER, OpType.REDUCE_SCATTER, OpType.ALL_TO_ALL})
 """Collectives in which a slot has a lane for each rank."""
+_MAX_BYTES = 1 << 16
+"""Of an array: longer ones are no slower in NumPy's loops, which release the interpreter lock."""
 
 
 class NativeCalls:
@@ -63,9 +66,10 @@ class NativeCalls:
         self.segment: Segment | None = segment
         self._state = state
         context = ignore_fp_errors()
-        python = (lambda *arguments: context.run(_combine, *arguments)), all_to_all.complete
+        python = (lambda *arguments: context.run(_combine, *arguments)), all_to_all.complete, _split
         self._calls = core.Calls(queue, state, segment, shared, core_contention, python)
-        self.submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None] = self._calls.submit
+        self.submit: Submit = self._calls.submit
+        self.at_once: Callable[..., bool] = self._calls.at_once
         self.run: Callable[[Any, Sequence[Any], Options], bool] = self._calls.run
         self._counts: dict[str, Any] = {}
 
@@ -85,11 +89,11 @@ class NativeCalls:
         if call.kind in _IN_LANES and call.dtype is not None:
             room = segment.lane(call.dtype) * call.dtype.itemsize
             first = segment.rank * room
-        place = segment.rank, segment.size, root, room, first
-        try:
-            return self._core.Plan(self._state, call, counts, place)
-        except ValueError:
+        most = min(_MAX_BYTES, room)
+        arrays = _arrays(call.kind, segment.rank == root, segment.size)
+        if arrays is None or call.nbytes > most:
             return None
+        return self._core.Plan(self._state, call, counts, (root, room, first, most), arrays)
 
     def added_to(self, stats: Mapping[str, OpStats]) -> dict[str, OpStats]:
         """Return statistics by operation, with those of the core's calls."""
@@ -101,8 +105,31 @@ class NativeCalls:
         return found
 
 
+def _arrays(kind: OpType, is_root: bool, size: int) -> tuple[int, int] | None:
+    """Return how many arrays a rank reads and writes in a collective; None if the core does not know it."""
+    each = size if is_root else 0
+    return {
+        OpType.BARRIER: (0, 0),
+        OpType.ALL_REDUCE: (1, 1),
+        OpType.BROADCAST: (int(is_root), int(not is_root)),
+        OpType.ALL_GATHER: (1, size),
+        OpType.REDUCE: (1, int(is_root)),
+        OpType.GATHER: (1, each),
+        OpType.SCATTER: (each, 1),
+        OpType.REDUCE_SCATTER: (size, 1),
+        OpType.ALL_TO_ALL: (size, size),
+    }.get(kind)
+
+
 def _combine(segment: Segment, op: ReduceOp, begin: int, out: Any) -> None:
     """Reduce the parts in the slots, from a byte, into an array, as the algorithm does."""
     first = begin // out.itemsize
     last = first + out.size
     combine(op, [slot[first:last] for slot in segment.current_slots(out.dtype, last)], out)
+
+
+def _split(arguments: tuple[Any, Any], options: Options, size: int) -> tuple[tuple[Any, Any], Options]:
+    """Return the arguments of an all_to_all of whole arrays as lists of equal parts, and options with their details."""
+    output, copied = arguments[0], arguments[1].copy()  # they may overlap
+    outputs, inputs = [*output.reshape(size, -1)], [*copied.reshape(size, -1)]
+    return (outputs, inputs), options._replace(details=all_to_all.splits(outputs, inputs))

@@ -22,7 +22,8 @@ class Plan:
         owner: Any,
         call: Any,
         counts: Counts,
-        place: tuple[int, int, int, int, int],
+        place: tuple[int, int, int, int],
+        arrays: tuple[int, int],
     ) -> None: ...
 
 class Calls:
@@ -33,10 +34,13 @@ class Calls:
         segment: Any,
         shared: tuple[Any, ...],
         contention: Any,
-        python: tuple[Callable[..., None], Callable[..., None]],
+        python: tuple[Callable[..., None], Callable[..., None], Callable[..., Any]],
     ) -> None: ...
     def close(self) -> None: ...
     def run(self, found: Any, arguments: Sequence[Any], options: Any) -> bool: ...
+    def at_once(
+        self, options: Any, kind: Any, output: Any = None, given: Any = None, op: Any = None, root: Any = None
+    ) -> bool: ...
     def submit(
         self, key: tuple[Any, ...], arguments: Sequence[Any], options: Any, *, launches: bool = False
     ) -> Any: ...

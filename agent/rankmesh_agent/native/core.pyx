@@ -12,15 +12,17 @@ from threading import get_ident
 import numpy
 
 from rankmesh_agent.wire.errors import CollectiveMismatchError
+from rankmesh_agent.wire.ops import ReduceOp
 
 from cpython.object cimport PyObject, PyObject_CallFunctionObjArgs
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
 
 cdef extern from *:
     """
     #include <linux/futex.h>
+    #include <math.h>
     #include <sched.h>
     #include <string.h>
     #include <sys/syscall.h>
@@ -80,10 +82,9 @@ cdef extern from *:
     """
     ctypedef struct ArrayFields:
         char *data
-        int nd
+        int nd, flags
         Py_ssize_t *dimensions
         PyObject *descr
-        int flags
     uint64_t load_acquire(uint64_t *word) noexcept nogil
     void store_release(uint64_t *word, uint64_t value) noexcept nogil
     void full_fence() noexcept nogil
@@ -93,13 +94,13 @@ cdef extern from *:
     uint16_t to_bfloat16(float number) noexcept nogil
     float of_float16(uint16_t bits) noexcept nogil
     uint16_t to_float16(float number) noexcept nogil
+    bint signbit(double number) noexcept nogil
     double monotonic() noexcept nogil
     void wake_sleepers(uint64_t *word) noexcept nogil
     void sleep_while(uint64_t *word, uint64_t value, long nanoseconds) noexcept nogil
     int sched_yield() noexcept nogil
 
 cdef enum:
-    MAX_BYTES = 1 << 16  # of an array: longer ones are no slower in NumPy's loops, which release the interpreter lock
     BLOCK = 1 << 11  # elements that are reduced at a time: all stay in the first-level cache
     CONTIGUOUS_ALIGNED = 0x101  # flags of an array
     WRITEABLE = 0x400
@@ -111,21 +112,13 @@ cdef enum:
     BUCKETS = 16  # see stats.BOUNDS
 
 cdef enum:  # see OpType
-    BARRIER = 1
-    ALL_REDUCE = 2
-    BROADCAST = 3
-    ALL_GATHER = 4
-    REDUCE = 6
-    GATHER = 7
-    SCATTER = 8
-    REDUCE_SCATTER = 9
-    ALL_TO_ALL = 10
+    BARRIER = 1, ALL_REDUCE, BROADCAST, ALL_GATHER, NEW_GROUP, REDUCE, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL
 
 cdef enum:  # see ReduceOp
-    SUM = 0
-    AVG = 1
-    PRODUCT = 2
+    SUM, AVG, PRODUCT, MIN, MAX
 
+cdef object numpy_array = numpy.ndarray
+cdef set key_types = {ReduceOp, int, type(None)}  # others may not be hashable
 cdef double TIME_SLICE = 0.0015  # see spin._SLICE_SECONDS
 cdef double MAX_SPIN = 0.001  # without the interpreter lock's release
 cdef double[BUCKETS - 1] BOUNDS = [
@@ -135,15 +128,32 @@ cdef double[BUCKETS - 1] BOUNDS = [
 cdef struct Line:  # see slots.py
     uint64_t count
     uint64_t[2] fingerprints
-    uint64_t sleepers
-    uint64_t left
+    uint64_t sleepers, left
     uint64_t[3] unused
 
-ctypedef fused Number:  # integers without signs: those with one wrap around to the same bits
+ctypedef fused Number:  # integers without signs wrap around to the same bits (-fwrapv)
     float
     double
-    uint32_t
-    uint64_t
+    int32_t
+    int64_t
+
+
+cdef bint extremes(Number *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, bint largest) noexcept nogil:
+    """Find the least or largest numbers; return False for NaN, and for zeros of two signs, whose bits vary."""
+    cdef Number *part
+    cdef Number one, other
+    cdef Py_ssize_t i
+    cdef int rank, unclear = 0
+    if <char *>out != parts[0] + at and <char *>out != parts[1] + at:
+        memcpy(out, parts[0] + at, count * sizeof(Number))
+    for rank in range(size):
+        part = <Number *>(parts[rank] + at)
+        for i in range(count):
+            one, other = out[i], part[i]
+            out[i] = one if (one > other) == largest else other
+            if Number is float or Number is double:
+                unclear |= not (one < other or one > other or (one == other and signbit(one) == signbit(other)))
+    return not unclear
 
 
 cdef bint reduce_numbers(Number *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, int op) noexcept nogil:
@@ -156,6 +166,8 @@ cdef bint reduce_numbers(Number *out, char **parts, Py_ssize_t at, int size, Py_
     cdef Number ranks = size
     cdef Py_ssize_t i
     cdef int rank, nan = 0
+    if op == MIN or op == MAX:
+        return extremes(out, parts, at, size, count, op == MAX)
     for rank in range(1, size):
         part = <Number *>(parts[rank] + at)
         if part == out:
@@ -248,10 +260,8 @@ cdef class Counts:
 
 
 cdef struct Ended:
-    uint64_t seq
-    uint64_t nbytes
-    double started
-    double ended
+    uint64_t seq, nbytes
+    double started, ended
 
 
 cdef class Records:
@@ -300,51 +310,33 @@ cdef class Records:
 
 
 cdef class Plan:
-    """A plan as the core carries it out; raises ValueError for a call that it does not know.
+    """A plan as the core carries it out.
 
     Args:
         owner: the state of the group, as records name it.
         call: the call.
         counts: statistics that count it.
-        place: this process's group rank, the number of ranks, the root's group rank, the bytes for an array in a slot,
-            and the first of them for this rank in each rank's slot.
+        place: the root's group rank, the bytes for an array in a slot, the first of them for this rank in each rank's
+            slot, and the most that an array may have.
+        arrays: the number that this rank reads, and the number that it writes.
     """
 
     cdef object owner, call, dtype  # nothing that keeps the memory mapped: records refer to plans
     cdef Counts counts
     cdef uint64_t fingerprint
     cdef int kind, op, root, inputs, outputs, in_at, form
-    cdef Py_ssize_t count, itemsize, lane, offset
+    cdef Py_ssize_t count, itemsize, lane, offset, most
 
-    def __init__(self, owner, call, Counts counts, tuple place):
-        cdef int rank, size
-        rank, size, self.root, self.lane, self.offset = place
-        cdef bint is_root = rank == self.root
-        cdef int kind = call.kind
+    def __init__(self, owner, call, Counts counts, tuple place, tuple arrays):
+        self.root, self.lane, self.offset, self.most = place
+        self.inputs, self.outputs = arrays
         self.owner, self.call, self.counts = owner, call, counts
-        self.kind, self.dtype, self.count, self.fingerprint = kind, call.dtype, call.count, call.fingerprint
+        self.kind, self.dtype, self.count, self.fingerprint = call.kind, call.dtype, call.count, call.fingerprint
         self.op = -1 if call.reduce_op is None else call.reduce_op.value
-        self.in_at = kind not in (ALL_REDUCE, BROADCAST, REDUCE)
-        self.inputs = self.outputs = 1
-        if kind == BARRIER:
-            self.inputs = self.outputs = 0
-        elif kind == BROADCAST:
-            self.inputs, self.outputs = is_root, not is_root
-        elif kind == REDUCE:
-            self.outputs = is_root
-        elif kind == ALL_GATHER or kind == GATHER:
-            self.outputs = size if is_root or kind == ALL_GATHER else 0
-        elif kind == SCATTER or kind == REDUCE_SCATTER:
-            self.inputs = size if is_root or kind == REDUCE_SCATTER else 0
-        elif kind == ALL_TO_ALL:
-            self.inputs = self.outputs = size
-        elif kind != ALL_REDUCE:
-            raise ValueError(f"the core does not know {call.name}")
+        self.in_at = self.kind not in (ALL_REDUCE, BROADCAST, REDUCE)
         if self.dtype is not None:
             self.itemsize = self.dtype.itemsize
             self.form = ord(self.dtype.char)
-        if call.nbytes > min(MAX_BYTES, self.lane):
-            raise ValueError(f"the core does not know a {call.name} of {call.nbytes} bytes")
 
 
 cdef class Calls:
@@ -357,10 +349,10 @@ cdef class Calls:
         shared: the plans, the queued calls and the lock of the queue.
         contention: a CoreContention.
         python: reduces the parts from a byte of all slots into an array, given segment, reduction, byte and array; and
-            carries out an all_to_all whose arrays differ in length, after its step.
+            carries out an all_to_all whose arrays differ in length, after its step; and makes lists of whole arrays.
     """
 
-    cdef object error, queue, state, queued, turn, is_taken, contention, combine, complete
+    cdef object error, queue, state, queued, turn, is_taken, contention, combine, complete, split
     cdef Records records
     cdef dict plans
     cdef Slots segment
@@ -383,7 +375,7 @@ cdef class Calls:
         self.queue, self.state, self.segment = queue, state, segment
         self.plans, self.queued, self.turn = shared
         self.is_taken = self.turn.locked
-        self.combine, self.complete = python
+        self.combine, self.complete, self.split = python
         self.contention, self.records = contention, state.recorder.latest
         self.rank, self.size, self.slot_bytes = whole.rank, whole.size, whole.slot_bytes
         self.oversubscribed = whole.oversubscribed
@@ -406,35 +398,47 @@ cdef class Calls:
 
     def submit(self, key, tuple arguments, options, *, launches=False):
         """See CallQueue.submit."""
-        if self.plans is not None:
-            found = self.plans.get(key)
-            if found is not None and (<tuple>found)[5] is not None and self.is_free(options):
-                self.plan = (<tuple>found)[5]
-                if self.find_arrays(arguments):
-                    self.carry_out(found, arguments, options)
-                    return None
+        if self.plans is not None and self.make(self.plans.get(key), arguments, options, False):
+            return None
         return self.queue.submit(key, arguments, options, launches=launches)
+
+    def at_once(self, options, kind, output=None, given=None, op=None, root=None):
+        """Carry out a call without options of its own, with arrays in place of lists; return whether that was done."""
+        cdef int number = kind
+        cdef ArrayFields *array
+        if self.plans is None or type(op) not in key_types or type(root) not in key_types:
+            return False
+        dtype, count, arguments = None, 0, ()
+        if number != BARRIER:
+            counted = output if number == REDUCE_SCATTER else given
+            array = <ArrayFields *><PyObject *>counted
+            if type(counted) is not numpy_array or array.nd != 1:
+                return False
+            dtype, count, arguments = <object>array.descr, array.dimensions[0], (output, given)
+        count = -1 if number == ALL_TO_ALL else count
+        return self.make(self.plans.get((kind, dtype, count, op, root)), arguments, options, False)
 
     def run(self, found, tuple arguments, options):
         """Carry out a call in the thread that holds the queue's lock; return whether that was done."""
-        if self.plans is None or (<tuple>options)[3] is not None or self.state.failure is not None:
+        return self.plans is not None and self.make(found, arguments, options, True)
+
+    cdef bint make(self, found, tuple arguments, options, bint owned) except -1:
+        if found is None or (<tuple>found)[5] is None or not self.is_free(options, owned):
             return False
         self.plan = (<tuple>found)[5]
         if not self.find_arrays(arguments):
             return False
-        self.owned = True
-        try:
-            self.carry_out(found, arguments, options)
-        finally:
-            self.owned = False
-        return True
+        self.owned = owned
+        return self.carry_out(found, arguments, options)
 
-    cdef bint is_free(self, options) except -1:
+    cdef bint is_free(self, options, bint owned) except -1:
         """Return whether a call may begin now, and has no options that the core does not know."""
-        if (<tuple>options)[1] or (<tuple>options)[3] is not None or (<tuple>options)[5] is not None:
+        if (<tuple>options)[3] is not None or self.state.failure is not None:
             return False
+        if owned:
+            return True
         worker = self.queue.worker
-        if worker is not None and worker.ident == get_ident() or self.state.failure is not None:
+        if (<tuple>options)[1] or (<tuple>options)[5] is not None or worker is not None and worker.ident == get_ident():
             return False
         # Last: until ``hold`` nothing lets another thread run.
         return not len(self.queued) and PyObject_CallFunctionObjArgs(self.is_taken, NULL) is False
@@ -452,7 +456,8 @@ cdef class Calls:
 
     cdef bint find(self, char **addresses, int number, given, int flags) except -1:
         cdef ArrayFields *array
-        cdef int i
+        cdef int i, parts = number if type(given) is numpy_array else 1
+        number //= parts
         if number > 1 and (type(given) is not list or len(<list>given) != number):
             return False
         for i in range(number):
@@ -463,15 +468,17 @@ cdef class Calls:
             if array.nd != 1 or array.descr != <PyObject *>self.plan.dtype or array.flags & flags != flags:
                 return False
             if self.count < 0:  # all_to_all: not known before
-                self.count = array.dimensions[0]
-                if self.count * self.plan.itemsize > min(MAX_BYTES, self.plan.lane):
+                self.count = array.dimensions[0] // parts
+                if self.count * self.plan.itemsize > self.plan.most:
                     return False
-            if array.dimensions[0] != self.count:
+            if array.dimensions[0] != self.count * parts:
                 return False
             addresses[i] = array.data
+        for i in range(1, parts):
+            addresses[i] = addresses[0] + i * self.count * self.plan.itemsize
         return True
 
-    cdef int carry_out(self, found, tuple arguments, options) except -1:
+    cdef bint carry_out(self, found, tuple arguments, options) except -1:
         cdef Plan plan = self.plan
         cdef Line *own = &self.lines[self.rank]
         self.started = monotonic()
@@ -502,10 +509,12 @@ cdef class Calls:
                     self.turn.release()
                 if self.plans is None:
                     self.close()
-        return 0
+        return True
 
     cdef hand_over(self, algorithm, found, tuple arguments, options):
         self.hold()
+        if self.plan.kind == ALL_TO_ALL and type(arguments[0]) is numpy_array:
+            arguments, options = self.split(arguments, options, self.size)
         self.queue.execute(found._replace(algorithm=algorithm), arguments, options, self.seq, self.started)
 
     def fail(self, *_):
@@ -616,9 +625,7 @@ cdef class Calls:
         cdef size_t nbytes = self.count * plan.itemsize
         cdef char *first = self.slot(0) + plan.offset
         cdef int rank
-        if not plan.outputs:
-            return 0
-        if plan.op >= 0:
+        if plan.op >= 0 and plan.outputs:
             for rank in range(self.size):
                 self.parts[rank] = first + rank * self.slot_bytes
             if plan.inputs == 1 and self.rank < 2:  # nearer than this rank's slot, which the other ranks read
@@ -629,18 +636,18 @@ cdef class Calls:
         elif plan.outputs == 1:
             memcpy(self.outputs[0], first + plan.root * self.slot_bytes, nbytes)
         else:
-            for rank in range(self.size):
+            for rank in range(plan.outputs):
                 memcpy(self.outputs[rank], first + rank * self.slot_bytes, nbytes)
         return 0
 
     cdef bint reduce(self) noexcept:
-        """Reduce what needs no more than additions or multiplications; return whether the result is exact."""
+        """Reduce the usual dtypes; return whether the result is exact."""
         cdef Plan plan = self.plan
         cdef char **parts = self.parts
         cdef char *out
         cdef Py_ssize_t at = 0, begin = 0, count
         cdef bint exact = True
-        if plan.op != SUM and plan.op != PRODUCT and (plan.op != AVG or plan.form not in b"fdeE"):
+        if plan.op > MAX or plan.op == AVG and plan.form not in b"fdeE" or plan.op > PRODUCT and plan.form in b"eEILQ":
             return False
         while begin < self.count:
             count, at = min(self.count - begin, <Py_ssize_t>BLOCK), begin * plan.itemsize
@@ -653,9 +660,9 @@ cdef class Calls:
             elif plan.form in b"eE":
                 exact &= reduce_half(<uint16_t *>out, parts, at, self.size, count, plan.op, plan.form)
             elif plan.form in b"iI":
-                reduce_numbers(<uint32_t *>out, parts, at, self.size, count, plan.op)
+                reduce_numbers(<int32_t *>out, parts, at, self.size, count, plan.op)
             elif plan.form in b"lLqQ":
-                reduce_numbers(<uint64_t *>out, parts, at, self.size, count, plan.op)
+                reduce_numbers(<int64_t *>out, parts, at, self.size, count, plan.op)
             else:
                 return False
         return exact
@@ -681,18 +688,13 @@ cdef class Calls:
         return 0
 
 
-cdef object numpy_array = numpy.ndarray
-
-
 def _check_layout():
-    array = numpy.arange(3)
+    array = numpy.frombuffer(bytes(24))  # read-only
     cdef ArrayFields *fields = <ArrayFields *><PyObject *>array
-    expected = array.__array_interface__["data"][0], 1, 3, id(array.dtype)
-    if (<size_t>fields.data, fields.nd, fields.dimensions[0], <size_t>fields.descr) != expected:
+    expected = array.__array_interface__["data"][0], 1, 3, id(array.dtype), CONTIGUOUS_ALIGNED
+    flags = fields.flags & (CONTIGUOUS_ALIGNED | WRITEABLE)
+    if (<size_t>fields.data, fields.nd, fields.dimensions[0], <size_t>fields.descr, flags) != expected:
         raise ImportError(f"NumPy {numpy.__version__} lays out arrays in another way")
-    array.flags.writeable = False
-    if fields.flags & (CONTIGUOUS_ALIGNED | WRITEABLE) != CONTIGUOUS_ALIGNED:
-        raise ImportError(f"NumPy {numpy.__version__} has other flags of arrays")
 
 
 _check_layout()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import rankmesh._session.debug as _debug
 from rankmesh._collectives.arguments import (
     Timeout,
     communicator,
@@ -19,6 +20,8 @@ from rankmesh._session.process_group import Group
 from rankmesh._session.ranks import as_int
 from rankmesh._tensors.buffers import flat_in, flat_out, overlap
 from rankmesh._tensors.layout import Array, shape_of
+from rankmesh_agent.collectives.all_to_all import splits
+from rankmesh_agent.group.communicator import ALL_TO_ALL
 from rankmesh_agent.group.work import Work
 
 
@@ -86,6 +89,9 @@ def all_to_all_single(
     comm = communicator(group, "all_to_all_single", input)
     if comm is None:
         return None
+    plain = timeout is None and not async_op and output_split_sizes is input_split_sizes is None and _debug.below_detail
+    if plain and comm.at_once and comm.at_once(comm.default_options, ALL_TO_ALL, output, input):
+        return None
     incoming = flat_in(input, "input", comm)
     outgoing, write_back = flat_out(output, "output", comm)
     same_dtype(incoming, "input", outgoing, "output")
@@ -122,10 +128,3 @@ def _split(array: Array, shape: tuple[int, ...], sizes: Sequence[int] | None, na
 def only_for(rank: int, array: Array, size: int) -> list[Array]:
     """Return one array a rank, of which only that of ``rank`` has elements: an uneven gather's or scatter's part."""
     return [array if each == rank else array[:0] for each in range(size)]
-
-
-def splits(outputs: Sequence[Array], inputs: Sequence[Array]) -> Callable[[], str]:
-    """Return a function that describes the number of elements for each rank, which no other rank knows beforehand."""
-    return lambda: (
-        f"sends {[part.size for part in inputs]} elements to the ranks and expects {[part.size for part in outputs]}"
-    )

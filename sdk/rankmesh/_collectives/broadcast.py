@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankmesh._collectives.all_to_all import only_for, splits
+import rankmesh._session.debug as _debug
+from rankmesh._collectives.all_to_all import only_for
 from rankmesh._collectives.arguments import (
     Timeout,
     communicator,
@@ -18,6 +19,8 @@ from rankmesh._collectives.arguments import (
 )
 from rankmesh._session.process_group import Group
 from rankmesh._tensors.buffers import flat_in, flat_out
+from rankmesh_agent.collectives.all_to_all import splits
+from rankmesh_agent.group.communicator import BROADCAST
 from rankmesh_agent.group.work import Work
 
 
@@ -45,6 +48,9 @@ def broadcast(
     """
     comm = communicator(group, "broadcast", tensor)
     if comm is None:
+        return None
+    plain = timeout is None and not async_op and group_src is None and _debug.below_detail
+    if plain and comm.at_once and comm.at_once(comm.default_options, BROADCAST, tensor, tensor, None, src):
         return None
     root = group_rank_of(comm, src, group_src, "src")
     array, write_back = (

@@ -60,10 +60,10 @@ class CallRecorder:
         if comm.batch is not None:
             raise RuntimeError(f"a batch is already open for group {comm.name!r}; batches of a group do not nest")
         self._comm = comm
-        self._execute = comm.submit
+        self._execute, self._at_once = comm.submit, comm.at_once
         self._thread = threading.current_thread()
         self._calls: list[RecordedCall] = []
-        comm.batch, comm.submit = self, self._submit
+        comm.batch, comm.submit, comm.at_once = self, self._submit, None
 
     def _submit(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
         """See CallQueue.submit; calls of other threads are executed."""
@@ -75,7 +75,7 @@ class CallRecorder:
 
     def close(self, options: Options | None) -> list[Work]:
         """Execute the recorded calls, or with None drop them; return the Works of asynchronous ones."""
-        self._comm.batch, self._comm.submit = None, self._execute
+        self._comm.batch, self._comm.submit, self._comm.at_once = None, self._execute, self._at_once
         if options is None:
             return []
         works = []
@@ -113,7 +113,7 @@ def _disjoint(run: Sequence[RecordedCall]) -> bool:
 
 def _one(calls: list[RecordedCall]) -> RecordedCall:
     """Return one all_reduce of the concatenated arrays."""
-    kind, dtype, _, op = calls[0].key
+    kind, dtype, _, op = calls[0].key[:4]
     arrays = [call.arguments[0] for call in calls]
     joined = np.concatenate(arrays)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankmesh._collectives.all_to_all import only_for, splits
+import rankmesh._session.debug as _debug
+from rankmesh._collectives.all_to_all import only_for
 from rankmesh._collectives.arguments import (
     Timeout,
     communicator,
@@ -20,6 +21,8 @@ from rankmesh._collectives.arguments import (
 )
 from rankmesh._session.process_group import Group
 from rankmesh._tensors.buffers import flat_in, flat_out
+from rankmesh_agent.collectives.all_to_all import splits
+from rankmesh_agent.group.communicator import ALL_GATHER
 from rankmesh_agent.group.work import Work
 
 
@@ -76,6 +79,9 @@ def all_gather_single(
     """
     comm = communicator(group, "all_gather_single", input_tensor)
     if comm is None:
+        return None
+    plain = timeout is None and not async_op and _debug.below_detail
+    if plain and comm.at_once and comm.at_once(comm.default_options, ALL_GATHER, output_tensor, input_tensor):
         return None
     array = flat_in(input_tensor, "input_tensor", comm)
     output, write_back = flat_out(output_tensor, "output_tensor", comm)

@@ -24,6 +24,7 @@ from rankmesh._session.process_group import Group
 from rankmesh._tensors.buffers import flat_in, flat_out
 from rankmesh._tensors.layout import Array, WriteBack
 from rankmesh_agent.collectives.reduction import premultiplied
+from rankmesh_agent.group.communicator import ALL_REDUCE, REDUCE, REDUCE_SCATTER
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
@@ -70,12 +71,15 @@ def all_reduce(
     comm = communicator(group, "all_reduce", tensor, op)
     if comm is None:
         return None
+    plain = timeout is None and not async_op and _debug.below_detail
+    if plain and comm.at_once and comm.at_once(comm.default_options, ALL_REDUCE, tensor, tensor, op):
+        return None
     array, write_back = flat_out(tensor, "tensor", comm)
     if type(op) is not ReduceOp or op is ReduceOp.PREMUL_SUM:
         op, factor = reduction(op, array.dtype)
         if factor is not None:
             array, write_back = premultiply(array, write_back, factor)
-    if timeout is None and write_back is None and not async_op and _debug.below_detail and comm.batch is None:
+    if plain and write_back is None and comm.batch is None:
         return comm.all_reduce(array, op, comm.default_options)  # as options() returns them, without the call
     return comm.all_reduce(array, op, options(comm, timeout, async_op, [tensor], write_back))
 
@@ -107,6 +111,9 @@ def reduce(
     """
     comm = communicator(group, "reduce", tensor, op)
     if comm is None:
+        return None
+    plain = timeout is None and not async_op and group_dst is None and _debug.below_detail
+    if plain and comm.at_once and comm.at_once(comm.default_options, REDUCE, tensor, tensor, op, dst):
         return None
     root = group_rank_of(comm, dst, group_dst, "dst")
     receives = comm.rank == root
@@ -185,6 +192,9 @@ def reduce_scatter_single(
     """
     comm = communicator(group, "reduce_scatter_single", output, op)
     if comm is None:
+        return None
+    plain = timeout is None and not async_op and _debug.below_detail
+    if plain and comm.at_once and comm.at_once(comm.default_options, REDUCE_SCATTER, output, input, op):
         return None
     whole_input = flat_in(input, "input", comm)
     array, write_back = flat_out(output, "output", comm)

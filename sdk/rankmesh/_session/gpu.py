@@ -21,7 +21,7 @@ def for_collectives(group: Group, device: int) -> Communicator:
         CollectiveTimeoutError: a rank did not pass an array on a GPU in time; names it.
     """
     found = cast(ProcessGroup, require_session().group if group is None else group)
-    selector = found._gpu or _selector(found)
+    selector = found._communicator.gpus or _selector(found)
     return communicator_of(group) if selector is None else selector.for_collectives(device)
 
 
@@ -47,8 +47,9 @@ def _selector(group: Group) -> GpuBackendSelector | None:
     found = cast(ProcessGroup, require_session().group if group is None else group)
     if found._engines.device == "host":
         return None
-    if found._gpu is None:
+    comm = found._communicator
+    if comm.gpus is None:
         if found._engines.device == "nccl":
             require_available("nccl")
-        found._gpu = GpuBackendSelector(found._communicator, found._engines.device, shares_gpus(os.environ))
-    return found._gpu
+        comm.gpus = GpuBackendSelector(comm, found._engines.device, shares_gpus(os.environ))
+    return cast(GpuBackendSelector, comm.gpus)

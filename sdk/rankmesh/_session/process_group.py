@@ -9,7 +9,6 @@ from rankmesh._session.backend import Engines
 from rankmesh_agent.wire.errors import GroupAbortedError
 
 if TYPE_CHECKING:
-    from rankmesh_agent.gpu.selection import GpuBackendSelector
     from rankmesh_agent.group.communicator import Communicator
 
 
@@ -23,7 +22,6 @@ class ProcessGroup:
         self._communicator = communicator
         self._engines = engines
         self._description = description
-        self._gpu: GpuBackendSelector | None = None  # selects the communicator for arrays on GPUs, once there were any
 
     def rank(self) -> int:
         """Return this process's rank in the group."""

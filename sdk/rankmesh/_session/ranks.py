@@ -78,7 +78,7 @@ def get_backend_config(group: Group = None) -> str:
         ValueError: init_process_group has not been called, or this process is not a member.
     """
     member = require_member(group)
-    engines, selection = member._engines, member._gpu
+    engines, selection = member._engines, member._communicator.gpus
     device = engines.device if selection is None else selection.backend_name
     if device == "auto":
         device = "nccl" if is_nccl_available() else "host"

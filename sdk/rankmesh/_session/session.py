@@ -86,8 +86,8 @@ class Session:
             how: for the errors of members that wait for this rank in the group.
         """
         self.groups = [other for other in self.groups if other is not group]
-        if group._gpu is not None:
-            group._gpu.end(in_order=how.failure is None)
+        if group._communicator.gpus is not None:
+            group._communicator.gpus.end(in_order=how.failure is None)
         self.agent.drop_group(group._communicator, how)
 
     def shrink(
@@ -129,8 +129,8 @@ class Session:
             move_stores(before, larger)
             self.callbacks.follow(larger)
             for group in groups:
-                if group._gpu is not None:
-                    group._gpu.end(in_order=True)
+                if group._communicator.gpus is not None:
+                    group._communicator.gpus.end(in_order=True)
             if before is not larger:
                 before.close(exit_text="it called grow_group")
         self._use_backend(larger.world, self.engines.host, self.pg_options)
@@ -204,8 +204,8 @@ class Session:
             if "store" in vars(self):
                 steps.callback(self.store.close)
             for group in [self.group, *self.groups]:
-                if group._gpu is not None:
-                    steps.callback(group._gpu.end, in_order=not end.reason)
+                if group._communicator.gpus is not None:
+                    steps.callback(group._communicator.gpus.end, in_order=not end.reason)
 
     def _report_failure(self, place: str) -> None:
         """Report to the launcher which other ranks' failures have ended this one, and at which line."""
