@@ -16,6 +16,7 @@ from typing import Any
 
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
 from rankmesh_agent.group.options import Details
+from rankmesh_agent.native import core
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.wire.errors import DistError, GroupAbortedError, without_traceback
@@ -26,7 +27,7 @@ START_UP = Call(OpType.NEW_GROUP)
 _SNAPSHOT_ATTEMPTS = 3
 
 
-class GroupState(ABC):
+class GroupState(ABC, object if core is None else core.State):  # type: ignore[misc]  # of call, failure and seq
     """Failure and latest call of one rank's side of a group: the ``backends.base.CallContext`` of its calls.
 
     Args:
@@ -130,7 +131,7 @@ class GroupState(ABC):
             group=self.name,
         )
 
-    def broadcast_abort(self) -> None:  # noqa: B027  # the agent of an attached process does
+    def broadcast_abort(self) -> None:  # the agent of an attached process does
         """Inform the members of the failure, if there is one and they do not know: this rank makes no call with them.
 
         Without the lock. A call that fails half-way does so by ``abort``.

@@ -7,6 +7,11 @@ class Slots:
     _steps: int
     _turn: int
 
+class State:
+    call: Any
+    failure: Any
+    seq: int
+
 class Counts:
     def totals(self) -> tuple[int, float, list[int]]: ...
 

@@ -239,6 +239,13 @@ cdef class Slots:
     cdef public int _turn
 
 
+cdef class State:
+    """The part of state.GroupState that the core looks at in each call."""
+
+    cdef public object call, failure
+    cdef public uint64_t seq
+
+
 cdef class Counts:
     """Statistics of an operation's calls, see OpStats."""
 
@@ -300,9 +307,8 @@ cdef class Records:
         return plan.owner, plan.call, call.seq, call.started, call.ended, "", call.nbytes
 
     cdef int put(self, item, Ended call) except -1:
-        cdef Py_ssize_t place
+        cdef Py_ssize_t place = self.count % (self.capacity or 1)
         if self.capacity:
-            place = self.count % self.capacity
             self.calls[place] = call
             self.count += 1
             self.items[place] = item  # last: the end of the oldest record may let other threads run
@@ -352,7 +358,8 @@ cdef class Calls:
             carries out an all_to_all whose arrays differ in length, after its step; and makes lists of whole arrays.
     """
 
-    cdef object error, queue, state, queued, turn, is_taken, contention, combine, complete, split
+    cdef object error, queue, queued, turn, is_taken, contention, combine, complete, split
+    cdef State state
     cdef Records records
     cdef dict plans
     cdef Slots segment
@@ -369,14 +376,14 @@ cdef class Calls:
     cdef uint64_t seq, nbytes
     cdef double started
 
-    def __init__(self, queue, state, Slots segment, tuple shared, contention, tuple python):
+    def __init__(self, queue, State state, Slots segment, tuple shared, contention, tuple python):
         cdef object whole = segment
         cdef size_t address = whole.mapping.address
         self.queue, self.state, self.segment = queue, state, segment
         self.plans, self.queued, self.turn = shared
         self.is_taken = self.turn.locked
         self.combine, self.complete, self.split = python
-        self.contention, self.records = contention, state.recorder.latest
+        self.contention, self.records = contention, (<object>state).recorder.latest
         self.rank, self.size, self.slot_bytes = whole.rank, whole.size, whole.slot_bytes
         self.oversubscribed = whole.oversubscribed
         self.lines = <Line *>address
@@ -404,8 +411,8 @@ cdef class Calls:
 
     def at_once(self, options, kind, output=None, given=None, op=None, root=None):
         """Carry out a call without options of its own, with arrays in place of lists; return whether that was done."""
-        cdef int number = kind
         cdef ArrayFields *array
+        cdef int number = kind
         if self.plans is None or type(op) not in key_types or type(root) not in key_types:
             return False
         dtype, count, arguments = None, 0, ()
@@ -414,8 +421,8 @@ cdef class Calls:
             array = <ArrayFields *><PyObject *>counted
             if type(counted) is not numpy_array or array.nd != 1:
                 return False
-            dtype, count, arguments = <object>array.descr, array.dimensions[0], (output, given)
-        count = -1 if number == ALL_TO_ALL else count
+            dtype, arguments = <object>array.descr, (output, given)
+            count = array.dimensions[0] if number != ALL_TO_ALL else -1
         return self.make(self.plans.get((kind, dtype, count, op, root)), arguments, options, False)
 
     def run(self, found, tuple arguments, options):
@@ -431,17 +438,16 @@ cdef class Calls:
         self.owned = owned
         return self.carry_out(found, arguments, options)
 
-    cdef bint is_free(self, options, bint owned) except -1:
+    cdef bint is_free(self, given, bint owned) except -1:
         """Return whether a call may begin now, and has no options that the core does not know."""
-        if (<tuple>options)[3] is not None or self.state.failure is not None:
+        cdef tuple options = <tuple>given
+        if options[3] is not None or self.state.failure is not None:
             return False
-        if owned:
-            return True
         worker = self.queue.worker
-        if (<tuple>options)[1] or (<tuple>options)[5] is not None or worker is not None and worker.ident == get_ident():
+        if not owned and (options[1] or options[5] is not None or worker is not None and worker.ident == get_ident()):
             return False
         # Last: until ``hold`` nothing lets another thread run.
-        return not len(self.queued) and PyObject_CallFunctionObjArgs(self.is_taken, NULL) is False
+        return owned or not len(self.queued) and PyObject_CallFunctionObjArgs(self.is_taken, NULL) is False
 
     cdef bint find_arrays(self, tuple arguments) except -1:
         """Find the addresses of a call's arrays; return whether all are as expected."""
@@ -482,7 +488,7 @@ cdef class Calls:
         cdef Plan plan = self.plan
         cdef Line *own = &self.lines[self.rank]
         self.started = monotonic()
-        self.seq = <uint64_t>self.state.seq + 1
+        self.seq = self.state.seq + 1
         try:
             own.fingerprints[self.seq & 1] = plan.fingerprint  # others may still read the previous call's
             if plan.kind != BARRIER:
@@ -494,7 +500,7 @@ cdef class Calls:
                 self.end()
             else:
                 if self.plans is None:  # the group was closed meanwhile
-                    self.state.raise_if_failed()
+                    (<object>self.state).raise_if_failed()
                 self.segment._steps -= 1
                 self.hand_over(self.resume, found, arguments, options)
         except BaseException as error:
@@ -504,7 +510,7 @@ cdef class Calls:
             self.hand_over(self.fail, found, arguments, options)
         finally:
             if self.held:
-                self.held, self.state.started_at = False, None
+                self.held, (<object>self.state).started_at = False, None
                 if not self.owned:
                     self.turn.release()
                 if self.plans is None:
@@ -643,9 +649,8 @@ cdef class Calls:
     cdef bint reduce(self) noexcept:
         """Reduce the usual dtypes; return whether the result is exact."""
         cdef Plan plan = self.plan
-        cdef char **parts = self.parts
         cdef char *out
-        cdef Py_ssize_t at = 0, begin = 0, count
+        cdef Py_ssize_t at, begin = 0, count
         cdef bint exact = True
         if plan.op > MAX or plan.op == AVG and plan.form not in b"fdeE" or plan.op > PRODUCT and plan.form in b"eEILQ":
             return False
@@ -654,15 +659,15 @@ cdef class Calls:
             out = self.outputs[0] + at
             begin += BLOCK
             if plan.form == c"f":
-                exact &= reduce_numbers(<float *>out, parts, at, self.size, count, plan.op)
+                exact &= reduce_numbers(<float *>out, self.parts, at, self.size, count, plan.op)
             elif plan.form == c"d":
-                exact &= reduce_numbers(<double *>out, parts, at, self.size, count, plan.op)
+                exact &= reduce_numbers(<double *>out, self.parts, at, self.size, count, plan.op)
             elif plan.form in b"eE":
-                exact &= reduce_half(<uint16_t *>out, parts, at, self.size, count, plan.op, plan.form)
+                exact &= reduce_half(<uint16_t *>out, self.parts, at, self.size, count, plan.op, plan.form)
             elif plan.form in b"iI":
-                reduce_numbers(<int32_t *>out, parts, at, self.size, count, plan.op)
+                reduce_numbers(<int32_t *>out, self.parts, at, self.size, count, plan.op)
             elif plan.form in b"lLqQ":
-                reduce_numbers(<int64_t *>out, parts, at, self.size, count, plan.op)
+                reduce_numbers(<int64_t *>out, self.parts, at, self.size, count, plan.op)
             else:
                 return False
         return exact
@@ -673,7 +678,7 @@ cdef class Calls:
             if not self.owned:
                 self.turn.acquire(False)
             self.held = True
-            state, plan = self.state, self.plan
+            state, plan = <object>self.state, self.plan
             state.call, state.seq, state.nbytes, state.started_at = plan.call, self.seq, self.nbytes, self.started
         return 0
 
@@ -688,13 +693,8 @@ cdef class Calls:
         return 0
 
 
-def _check_layout():
-    array = numpy.frombuffer(bytes(24))  # read-only
-    cdef ArrayFields *fields = <ArrayFields *><PyObject *>array
-    expected = array.__array_interface__["data"][0], 1, 3, id(array.dtype), CONTIGUOUS_ALIGNED
-    flags = fields.flags & (CONTIGUOUS_ALIGNED | WRITEABLE)
-    if (<size_t>fields.data, fields.nd, fields.dimensions[0], <size_t>fields.descr, flags) != expected:
-        raise ImportError(f"NumPy {numpy.__version__} lays out arrays in another way")
-
-
-_check_layout()
+_array = numpy.frombuffer(bytes(24))  # read-only
+_fields = _array.__array_interface__["data"][0], 1, 3, id(_array.dtype), CONTIGUOUS_ALIGNED
+cdef ArrayFields *_c = <ArrayFields *><PyObject *>_array
+if (<size_t>_c.data, _c.nd, _c.dimensions[0], <size_t>_c.descr, _c.flags & (CONTIGUOUS_ALIGNED | WRITEABLE)) != _fields:
+    raise ImportError(f"NumPy {numpy.__version__} lays out arrays in another way")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -29,17 +28,17 @@ FLOAT = np.dtype(np.float32)
 PLAIN = Options(30.0)
 
 
-@dataclass
-class State:
+class State(object if native.core is None else native.core.State):  # type: ignore[misc]
     """A group's state, as far as the core looks at it."""
 
-    seq: int = 6
-    call: Call | None = None
-    nbytes: int = 0
-    started_at: float | None = None
-    failure: Exception | None = None
-    global_ranks: tuple[int, ...] = (0, 1)
-    recorder: FlightRecorder = field(default_factory=FlightRecorder)
+    global_ranks = 0, 1
+
+    def __init__(self) -> None:
+        self.seq, self.nbytes = 6, 0
+        self.call: Call | None = None
+        self.failure: Exception | None = None
+        self.started_at: float | None = None
+        self.recorder = FlightRecorder()
 
 
 class Group:
