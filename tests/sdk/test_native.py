@@ -165,6 +165,22 @@ def test_different_calls(ranks: Ranks, native: str) -> None:
     run(ranks, stray, native)
 
 
+def rename(me: Me) -> None:
+    me.init()
+    for ranks in ((0, 1), (1, 0)):
+        world().set_global_ranks(ranks)
+        for _ in range(3):
+            array = np.full(4, ranks[me.rank])
+            dist.broadcast(array, 0)
+            assert not array.any()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_a_root_after_the_ranks_have_got_other_numbers(ranks: Ranks, native: str) -> None:
+    run(ranks, rename, native)
+
+
 def wait_in_vain(me: Me) -> None:
     me.init()
     array = np.ones(4)

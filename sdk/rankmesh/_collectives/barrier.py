@@ -40,7 +40,7 @@ def barrier(
         return None
     if device_ids is not None and not isinstance(device_ids, list | tuple):
         raise TypeError(f"device_ids must be a list of device numbers, got {device_ids!r}")
-    call_options = options(comm, timeout, async_op, [])
+    call_options = comm.default_options if plain and comm.batch is None else options(comm, timeout, async_op, [])
     if comm.gpus is not None:
         comm.gpus.finish(call_options.timeout)
     return comm.barrier(call_options)
