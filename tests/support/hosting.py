@@ -10,16 +10,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from support import forked_python
 from support.forked_python import Python
 from support.me import wait_until
 from support.rank_server import MARKER, ForkedProcess, fork
@@ -59,7 +59,7 @@ class Cluster:
                 "rankmesh_agent", r"ready at (https?://\S+),", "--gateway", self.url, "--host", "127.0.0.1", "--port",
                 "0", "--name", name,
             )  # fmt: skip
-            wait_until(partial(_is_ready, url), f"{name} to register", _START_SECONDS)
+            wait_until(partial(self._is_ready, url), f"{name} to register", _START_SECONDS)
             self._agents += 1
 
     def _start(self, module: str, ready: str, *arguments: str) -> str:
@@ -74,6 +74,17 @@ class Cluster:
             assert time.monotonic() < end, f"{module} is not ready: {path.read_text()}"
             time.sleep(0.02)
         return found[1]
+
+    def _is_ready(self, url: str) -> bool:
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; from rankmesh.cli import main; sys.exit(main())",
+            "get",
+            f"{url}/readyz",
+        ]
+        asked = forked_python.run(command, cwd=self._folder, env=self._environment, timeout=_START_SECONDS)
+        return bool(asked.returncode == 0)
 
     def transcript(self) -> str:
         """What all of them wrote."""
@@ -90,14 +101,6 @@ class Cluster:
                 process.kill()
                 process.wait()
         shutil.rmtree(self._folder)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=_START_SECONDS) as answer:
-            return bool(answer.status == 200)
-    except urllib.error.HTTPError:
-        return False
 
 
 _clusters: dict[tuple[str, tuple[tuple[str, str], ...]], Cluster] = {}

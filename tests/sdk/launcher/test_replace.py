@@ -83,7 +83,8 @@ while True:
         *("--nproc-per-node=3", "--max-restarts=9", "--replace", "--failure-grace=0.5", "--stop-grace=1"),
     )
     assert code == 1
-    assert len([line for line in lines if "replacement" in line]) == 1, lines
+    # A replacement may fail, too, before the ranks that it would have joined have ended.
+    assert 1 <= len([line for line in lines if "replacement" in line]) < 9, lines
     assert [line for line in lines if "RankFailedError: rank 1" in line], lines
 
 
