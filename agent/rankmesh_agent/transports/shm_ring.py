@@ -151,7 +151,7 @@ class _Ring:
     def take(self, head: bytes, into: memoryview) -> bool:
         """Read ``head``, and ``into`` after it, as its producer writes it; False if these are not the next bytes.
 
-        Until all have come, the producer is not told of any: they are read again if it does not go on at once.
+        The tail advances once all bytes have come; where the producer stops in between, they are read again later.
         """
         words, data, capacity = self.words, self.data, self.capacity
         tail, length, done, spins = self.position, len(into), 0, 0
