@@ -19,7 +19,7 @@ _MAX_REASON = 1 << 12
 
 
 class Agreement(NamedTuple):
-    """What the ranks of a job on one host have agreed on; groups of them do not ask again.
+    """Slots and reads of memory that the ranks of a job on one host have agreed on, for all of its groups.
 
     Attributes:
         slot_bytes: bytes of a slot.

@@ -142,11 +142,6 @@ class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of
             views = known[dtype, count] = [slot[:nbytes].view(dtype) for slot in self._slots[turn]]
         return views
 
-    def parts(self, dtype: np.dtype[Any], begin: int, count: int) -> list[list[Typed]]:
-        """Return ``count`` elements from a byte of the slots of all ranks, by turn and rank; begins no step."""
-        end = begin + count * dtype.itemsize
-        return [[slot[begin:end].view(dtype) for slot in slots] for slots in self._slots]
-
     def current_slots(self, dtype: np.dtype[Any], count: int) -> list[Typed]:
         """Return the slots of all ranks in the current turn, as ``slots`` does for the next one."""
         self._turn ^= 1

@@ -26,7 +26,7 @@ _BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a 
 
 
 class _Response(Response):
-    """The response to a request, of a handler's reply ."""
+    """A handler's reply as a response."""
 
     def __init__(self, reply: Reply | EventStream) -> None:
         super().__init__()

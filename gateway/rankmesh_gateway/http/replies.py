@@ -1,4 +1,4 @@
-"""What handlers get of a request besides its parameters and its body, and replies that are not JSON."""
+"""Requests as handlers see them, besides parameters and body, and replies that are not JSON."""
 
 from __future__ import annotations
 
