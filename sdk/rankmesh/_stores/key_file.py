@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -32,13 +32,15 @@ _SCHEMA = (
 
 T = TypeVar("T")
 
-_opening = threading.Lock()
-"""Held while a file is created: closing a descriptor of a file releases all of this process's locks on it."""
 _Identity = tuple[int, int] | None
 
 
 class KeyFile(Table):
     """A connection to the file, a table without queues.
+
+    SQLite is called only while this connection has locked the file (flock) and the path names it. SQLite's own locks do
+    not suffice where users remove the file: it finds the journal by the path, so that a connection to a removed file
+    would roll the next file's journal back, and write to it.
 
     Args:
         path: the file; created if needed, in a directory that exists.
@@ -55,6 +57,7 @@ class KeyFile(Table):
         self._values = _FileValues(self._rows)  # type: ignore[assignment]
         self._lock_seconds = _LOCK_SECONDS
         self._file: _Identity = None
+        self._lock_descriptor: int | None = None
         self._ours = False
         deadline = Deadline(_LOCK_SECONDS)
         while not self._opened(user):  # its last user has removed it meanwhile
@@ -104,45 +107,71 @@ class KeyFile(Table):
         """Open the file anew in a forked child, which must never close the parent's connection."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
         reset_lock(self._lock)
-        self._connect()
-        self._set_modes()
+        if self._lock_descriptor is not None:  # another thread of the parent has locked the file
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
+        with self._locked():
+            self._connect()
+            self._set_modes()
 
     def _opened(self, user: bool) -> bool:
         """Open the file; return whether the path still names it once it is locked."""
+        self._file = None
         try:
-            with _opening:
-                with contextlib.suppress(FileExistsError):
-                    os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-                self._file = _identity(self.path)
+            with self._locked():
                 self._connect()
+                try:
+                    self._set_modes()
+                    with self._transaction():
+                        self._prepare(user)
+                except BaseException:
+                    self._database.close()
+                    raise
         except MovedFileError:
             return False
-        except FileNotFoundError as error:
-            raise self._unusable("its directory does not exist") from error
-        except OSError as error:
-            raise self._unusable(reason(error)) from error
-        try:
-            self._set_modes()
-            with self._transaction():
-                self._prepare(user)
-        except MovedFileError:
-            self._database.close()
-            return False
-        except BaseException:
-            self._database.close()
-            raise
         return True
 
-    def _connect(self) -> None:
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lock the file, create it if this connection has none yet, and check that the path names it."""
+        with self._lock:
+            if self._lock_descriptor is not None:
+                yield
+                return
+            descriptor = self._open()
+            try:
+                self._when_free(lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB))
+                self._file = self._file or _identity(descriptor)
+                self._check_in_place()
+                self._lock_descriptor = descriptor
+                yield
+            finally:
+                self._lock_descriptor = None
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing it would not suffice if a forked child has a copy
+                os.close(descriptor)
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC
         try:
-            url = f"{Path(self.path).as_uri()}?mode=rw"  # SQLite would create a missing file, readable by other users
+            try:
+                return os.open(self.path, flags)
+            except FileNotFoundError:
+                if self._file:
+                    raise self._removed() from None
+                return os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError as error:
+            raise self._unusable("its directory does not exist") from error
+        except FileExistsError as error:
+            raise self._removed() from error  # and created by another user
+        except OSError as error:
+            raise self._unusable(reason(error)) from error
+
+    def _connect(self) -> None:
+        url = f"{Path(self.path).as_uri()}?mode=rw"  # SQLite would create a missing file, readable by other users
+        try:
             self._database = sqlite3.connect(url, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
         except sqlite3.Error as error:
-            why = "Is a directory" if os.path.isdir(self.path) else _reason(error)
-            usable = not os.path.exists(self.path) or os.access(self.path, os.R_OK | os.W_OK)
-            if usable and why == str(error):
-                raise MovedFileError(f"cannot use {self.path} as a FileStore: it was removed meanwhile") from error
-            raise self._unusable(why) from error
+            raise self._error(error) from error
 
     def _set_modes(self) -> None:
         """Choose speed: a killed process leaves a journal, but nothing has to survive a crash of the host.
@@ -159,8 +188,8 @@ class KeyFile(Table):
                 self._rows(statement)
         elif self._rows("PRAGMA application_id") != [(_APPLICATION_ID,)]:
             raise self._foreign()
-        # SQLite may have read the file while it was empty; without the lock, it would not find the tables later.
-        self._rows("UPDATE users SET now = now + ?", user)
+        if user:
+            self._rows("UPDATE users SET now = now + 1")
 
     def _remove(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -169,10 +198,9 @@ class KeyFile(Table):
 
     @contextlib.contextmanager
     def _transaction(self, begin: str = "BEGIN EXCLUSIVE") -> Iterator[None]:
-        with self._lock:
+        with self._locked():
             self._rows(begin)
             try:
-                self._check_in_place()
                 yield
                 self._rows("COMMIT")
             except BaseException:
@@ -181,17 +209,24 @@ class KeyFile(Table):
                 raise
 
     def _rows(self, statement: str, *values: Any) -> list[Any]:
-        """Execute a statement as soon as no other process has locked the file; return its rows."""
+        """Execute a statement; return its rows."""
+        with self._locked():
+            try:
+                return self._when_free(lambda: self._database.execute(statement, values).fetchall())
+            except sqlite3.Error as error:
+                raise self._error(error) from error
+
+    def _when_free(self, function: Callable[[], T]) -> T:
+        """Call a function again and again until no other process has locked the file, be it another program."""
         deadline = None
         while True:
             try:
-                with self._lock:
-                    if not self._database.in_transaction:
-                        self._check_in_place()
-                    return self._database.execute(statement, values).fetchall()
+                return function()
+            except BlockingIOError:
+                pass
             except sqlite3.Error as error:
                 if _code(error) != sqlite3.SQLITE_BUSY:
-                    raise self._error(error) from error
+                    raise
             deadline = deadline or Deadline(self._lock_seconds)
             if deadline.expired():
                 how_long = f"{deadline.seconds:g} s; is one of its users stopped?"
@@ -202,11 +237,10 @@ class KeyFile(Table):
         """Raise MovedFileError if the path names no file, or another one."""
         if (identity := _identity(self.path)) != self._file:
             if identity is None:
-                raise MovedFileError(f"cannot use {self.path} as a FileStore: it was removed while it was in use")
+                raise self._removed()
             raise MovedFileError(f"{self.path} was replaced while it was in use; leave a FileStore's file alone")
 
     def _error(self, error: sqlite3.Error) -> DistStoreError:
-        self._check_in_place()
         damaged = _code(error) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
         if damaged and not self._ours:
             return self._foreign()
@@ -217,6 +251,9 @@ class KeyFile(Table):
 
     def _foreign(self) -> ForeignFileError:
         return ForeignFileError(f"{self.path} is no FileStore's file of this version; give another path, or remove it")
+
+    def _removed(self) -> MovedFileError:
+        return MovedFileError(f"cannot use {self.path} as a FileStore: it was removed while it was in use")
 
     def _unusable(self, why: str) -> DistStoreError:
         return DistStoreError(f"cannot use {self.path} as a FileStore: {why}")
@@ -263,8 +300,8 @@ def _reason(error: sqlite3.Error) -> str:
     return str(error)
 
 
-def _identity(path: str) -> _Identity:
-    """Return the device and the inode of the file at a path, None without a file."""
+def _identity(path: str | int) -> _Identity:
+    """Return the device and the inode of the file at a path or of a descriptor, None without a file."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
