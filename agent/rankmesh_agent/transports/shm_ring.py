@@ -80,7 +80,7 @@ class _Ring(object if core is None else core.Ring):  # type: ignore[misc]  # of 
         self.words = memory[:_DATA].cast("Q")
         self.data = memory[_DATA:]
         self.capacity = capacity
-        self.address = mapping.address + offset
+        self.address = process_vm.address_of(memory)
         self.position = 0
         self._peer = peer
 
