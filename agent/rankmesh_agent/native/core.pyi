@@ -7,6 +7,11 @@ class Slots:
     _steps: int
     _turn: int
 
+class Words:
+    def __init__(self, memory: Any, address: int) -> None: ...
+    def __getitem__(self, number: int) -> int: ...
+    def __setitem__(self, number: int, value: int) -> None: ...
+
 class State:
     call: Any
     failure: Any

@@ -19,6 +19,7 @@ import struct
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from mmap import PAGESIZE
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,7 +35,6 @@ _log = logging.getLogger("rankmesh")
 Typed = npt.NDArray[Any]
 T = TypeVar("T")
 _WORD = np.dtype(np.uint64)
-_PAGE = 4096
 PRIVATE, NOT_EXPOSED = 0, -1
 """Values in place of a region's number; these numbers start at 1."""
 _MAX_DECODED, _MAX_NOTES_BYTES = 64, 1 << 14
@@ -60,7 +60,7 @@ class Region:
     @staticmethod
     def bytes_for(size: int, nbytes: int) -> int:
         """Return the size in bytes of a region with an array of ``nbytes`` for each rank."""
-        return size * max(_PAGE, -(-nbytes // _PAGE) * _PAGE)
+        return size * max(PAGESIZE, -(-nbytes // PAGESIZE) * PAGESIZE)
 
     def own_array(self, rank: int, nbytes: int) -> Typed:
         """Return this rank's array, as bytes; the region is in use as long as the array or a view of it exists."""
@@ -171,8 +171,8 @@ class Segment(Slots):
             for array in argument if isinstance(argument, list | tuple) else [argument]:
                 if isinstance(array, np.ndarray) and array.size and self._locate(array)[0] != PRIVATE:
                     address = process_vm.address_of(array)
-                    begin = address // _PAGE * _PAGE
-                    end = -(-(address + array.nbytes) // _PAGE) * _PAGE
+                    begin = address // PAGESIZE * PAGESIZE
+                    end = -(-(address + array.nbytes) // PAGESIZE) * PAGESIZE
                     try:
                         with interrupts_deferred():
                             if not make_private(begin, end - begin):

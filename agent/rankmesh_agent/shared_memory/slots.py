@@ -14,8 +14,9 @@ reading.
 
 A wakeup is a system call, so a rank makes it only for sleepers. Before it sleeps, a rank sets the sleepers flag, checks
 the count again and sleeps; a rank that posts stores the count and checks the flag. Both place a lock operation in
-between, which x86 executes as a full fence, so one of the two sees the other's store. The flag is cleared before the
-count is stored: later, it may be that of a rank which has seen the count and sleeps until the next one.
+between, which x86 executes as a full fence, so one of the two sees the other's store; Mapping.words has the order that
+other processors do not keep. The flag is cleared before the count is stored: later, it may be that of a rank which has
+seen the count and sleeps until the next one.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of
         self.size = size
         self.slot_bytes = slot_bytes
         self.mapping = mapping
-        self._words = mapping.bytes.data[: size * CACHE_LINE].cast("Q")
+        self._words = mapping.words(0, size * CACHE_LINE)
         self._addresses = [mapping.address + rank * CACHE_LINE for rank in range(size)]
         self._address = self._addresses[rank]
         self._own_line = rank * _WORDS
