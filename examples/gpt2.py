@@ -1,8 +1,8 @@
 """GPT-2 in plain NumPy, float32, split over ranks as Megatron-LM splits it (Shoeybi et al. 2019, section 3).
 
-Each rank has some of the heads, of the MLP's units and of the words' logits. Both halves of a layer end with a sum over
-the ranks, of 3 KiB in the smallest GPT-2, and a step with the choice among each rank's likeliest word: 2 all_reduces a
-layer and one more. What sums an array over the ranks is an argument, so this file knows no library but NumPy.
+Each rank computes some of the heads, of the MLP's units and of the vocabulary's logits. Both halves of a layer end with
+a sum over the ranks, of 3 KiB in the smallest GPT-2, and a token with the choice among each rank's likeliest: 2
+all_reduces a layer, and one more. What sums an array over the ranks is an argument: this file needs NumPy alone.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ HEAD = 64
 """Width of a head, in GPT-2 of every size."""
 
 
-def random_weights(layers: int = 12, heads: int = 12, words: int = 50257, seed: int = 0) -> dict[str, Array]:
+def random_weights(layers: int = 12, heads: int = 12, vocabulary: int = 50257, seed: int = 0) -> dict[str, Array]:
     """Return weights by the names of the published files: the same seed gives every rank the same."""
     random, width = np.random.default_rng(seed), heads * HEAD
 
     def normal(*shape: int) -> Array:
         return random.standard_normal(shape, np.float32) * np.float32(0.02)
 
-    weights = {"wte.weight": normal(words, width), "wpe.weight": normal(1024, width)}
+    weights = {"wte.weight": normal(vocabulary, width), "wpe.weight": normal(1024, width)}
     shapes = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
     for layer in range(layers):
         for name, (inputs, outputs) in shapes.items():
@@ -67,7 +67,7 @@ class Layer:
         self._keys, self._values = np.zeros((2, heads, positions, HEAD), np.float32)
 
     def attention(self, hidden: Array, position: int) -> Array:
-        """Return our heads' part of the attention to this word and those before it, whose keys and values are kept."""
+        """Return our heads' part of the attention to this token and those before it, whose keys and values are kept."""
         qkv = self._attention_norm(hidden) @ self._qkv + self._qkv_bias
         query, self._keys[:, position], self._values[:, position] = qkv.reshape(3, -1, HEAD)
         seen = slice(position + 1)
@@ -103,16 +103,16 @@ class GPT2:
             return slice(count * rank // size * unit, count * (rank + 1) // size * unit)
 
         self._rank, self._size, self._all_reduce = rank, size, all_reduce
-        self._words, self._positions = weights["wte.weight"], weights["wpe.weight"]
-        width = self._words.shape[1]
-        self._our_words = ours(len(self._words))
+        self._embedding, self._positions = weights["wte.weight"], weights["wpe.weight"]
+        vocabulary, width = self._embedding.shape
+        self._tokens = ours(vocabulary)
         parts = ours(width // HEAD, HEAD), ours(4 * width)
         layers = sum(name.endswith(".ln_1.weight") for name in weights)
         self._layers = [Layer(weights, f"h.{layer}", *parts, len(self._positions)) for layer in range(layers)]
         self._norm = norm_of(weights, "ln_f")
 
     def generate(self, prompt: Sequence[int], count: int) -> Iterator[tuple[int, float]]:
-        """Yield the likeliest words after the prompt, one after the other, each with its logit."""
+        """Yield the likeliest tokens after the prompt, one after the other, each with its logit."""
         for position, token in enumerate(prompt):
             likeliest = self._step(token, position)
         yield likeliest
@@ -122,15 +122,15 @@ class GPT2:
 
     def _step(self, token: int, position: int) -> tuple[int, float]:
         """Read the token at a position, and return the likeliest next one with its logit."""
-        hidden = self._words[token] + self._positions[position]
+        hidden = self._embedding[token] + self._positions[position]
         for layer in self._layers:
             hidden += self._sum(layer.attention(hidden, position)) + layer.attention_bias
             hidden += self._sum(layer.mlp(hidden)) + layer.mlp_bias
-        logits = self._words[self._our_words] @ self._norm(hidden)
-        likeliest = np.zeros((self._size, 2), np.float32)  # float32 counts words up to 16 million
-        likeliest[self._rank] = self._our_words.start + logits.argmax(), logits.max()
-        word, logit = max(self._sum(likeliest).tolist(), key=lambda pair: pair[1])
-        return int(word), logit
+        logits = self._embedding[self._tokens] @ self._norm(hidden)
+        likeliest = np.zeros((self._size, 2), np.float32)  # float32 counts to 16 million
+        likeliest[self._rank] = self._tokens.start + logits.argmax(), logits.max()
+        best, logit = max(self._sum(likeliest).tolist(), key=lambda pair: pair[1])
+        return int(best), logit
 
     def _sum(self, array: Array) -> Array:
         self._all_reduce(array)

@@ -1,4 +1,4 @@
-"""Words that a split GPT-2 generates: those of its definition, whatever the number of ranks."""
+"""The text of a split GPT-2: that of its definition, whatever the number of ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-TINY = {"layers": 2, "heads": 3, "words": 101}
+TINY = {"layers": 2, "heads": 3, "vocabulary": 101}
 PROMPT = [5, 100, 7]
 
 
@@ -24,12 +24,12 @@ def gpt2(examples: Path) -> ModuleType:
 
 
 def weights_of(gpt2: ModuleType) -> dict[str, np.ndarray]:
-    """Return weights that are large enough for attention to matter, and for words to differ."""
+    """Return weights that are large enough for attention to matter, and for tokens to differ."""
     return {name: 5 * array for name, array in gpt2.random_weights(**TINY).items()}
 
 
 def logits_of(weights: Mapping[str, np.ndarray], tokens: list[int]) -> np.ndarray:
-    """Return the logits of the word after some, from the whole text at once, in float64."""
+    """Return the logits of the token after some, from the whole text at once, in float64."""
     wide = {name: array.astype(np.float64) for name, array in weights.items()}
     count, heads = len(tokens), TINY["heads"]
 
@@ -54,22 +54,21 @@ def logits_of(weights: Mapping[str, np.ndarray], tokens: list[int]) -> np.ndarra
     return norm("ln_f", x[-1]) @ wide["wte.weight"].T
 
 
-def test_each_word_is_the_likeliest_after_those_before_it(gpt2: ModuleType) -> None:
+def test_each_token_is_the_likeliest_after_those_before_it(gpt2: ModuleType) -> None:
     weights = weights_of(gpt2)
     model = gpt2.GPT2(weights)
     text = list(PROMPT)
-    for word, logit in model.generate(PROMPT, 12):
+    for token, logit in model.generate(PROMPT, 12):
         logits = logits_of(weights, text)
-        assert word == logits.argmax()
+        assert token == logits.argmax()
         assert logit == pytest.approx(logits.max(), abs=1e-2)
-        text.append(word)
+        text.append(token)
     assert len(text) == 15
     assert len(set(text)) > 5, "a text that says something about the model"
-    assert [word for word, _ in model.generate(PROMPT, 12)] == text[3:], "once more"
+    assert [token for token, _ in model.generate(PROMPT, 12)] == text[3:], "once more"
 
 
-def test_a_part_alone_has_other_words(gpt2: ModuleType) -> None:
-    """What is not summed is seen in the logits."""
+def test_a_part_alone_has_other_logits(gpt2: ModuleType) -> None:
     weights = weights_of(gpt2)
     whole = next(gpt2.GPT2(weights).generate(PROMPT, 1))
     assert abs(next(gpt2.GPT2(weights, 0, 2).generate(PROMPT, 1))[1] - whole[1]) > 0.1
@@ -82,7 +81,7 @@ def test_ranks_generate_what_one_does(python: Run, examples: Path, ranks: int) -
     options = [f"--{name}={value}" for name, value in TINY.items()]
     done = python(*launcher, *options, "--tokens=9", "--prompt", *PROMPT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"words:((?: \d+)+)$", done.stdout, re.MULTILINE)[0].split()) == 9
+    assert len(re.findall(r"tokens:((?: \d+)+)$", done.stdout, re.MULTILINE)[0].split()) == 9
     assert re.search(rf"{ranks} ranks: [\d.]+ tokens/s, [\d.]+ ms a token, [\d.]+ ms of them in 5 ", done.stdout)
 
 
@@ -101,5 +100,5 @@ def test_weights_of_a_file(python: Run, examples: Path, gpt2: ModuleType, tmp_pa
     options = ["--weights=model.safetensors", "--tokens=4", "--prompt", *PROMPT]
     done = python("-m", "rankmesh.run", "--nproc-per-node=2", examples / "inference.py", *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    words = " ".join(str(word) for word, _ in gpt2.GPT2(weights).generate(PROMPT, 4))
-    assert f"words: {words}\n" in done.stdout
+    tokens = " ".join(str(token) for token, _ in gpt2.GPT2(weights).generate(PROMPT, 4))
+    assert f"tokens: {tokens}\n" in done.stdout
