@@ -33,7 +33,7 @@ class Plan:
         call: Any,
         counts: Counts,
         place: tuple[int, int, int, int],
-        arrays: tuple[int, int],
+        arrays: tuple[int, int, int, int],
     ) -> None: ...
 
 class Calls:

@@ -17,7 +17,7 @@ from rankmesh_agent.wire.ops import ReduceOp
 from cpython.object cimport PyObject, PyObject_CallFunctionObjArgs
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memmove
 
 cdef extern from *:
     """
@@ -140,18 +140,19 @@ cdef class Plan:
         counts: statistics that count it.
         place: the root's group rank, the bytes for an array in a slot, the first of them for this rank in each rank's
             slot, and the most that an array may have.
-        arrays: the number that this rank reads, and the number that it writes.
+        arrays: the number that this rank reads, and the number that it writes; the one of the former that no other rank
+            reads, and the one of the latter that it copies from its own: -1 for none.
     """
 
     cdef object owner, call, dtype  # nothing that keeps the memory mapped: records refer to plans
     cdef Counts counts
     cdef uint64_t fingerprint
-    cdef int kind, op, root, inputs, outputs, in_at, form
+    cdef int kind, op, root, inputs, outputs, own_input, own_output, in_at, form
     cdef Py_ssize_t count, itemsize, lane, offset, most
 
     def __init__(self, owner, call, Counts counts, tuple place, tuple arrays):
         self.root, self.lane, self.offset, self.most = place
-        self.inputs, self.outputs = arrays
+        self.inputs, self.outputs, self.own_input, self.own_output = arrays
         self.owner, self.call, self.counts = owner, call, counts
         self.kind, self.dtype, self.count, self.fingerprint = call.kind, call.dtype, call.count, call.fingerprint
         self.op = -1 if call.reduce_op is None else call.reduce_op.value
@@ -367,7 +368,8 @@ cdef class Calls:
         cdef int64_t *note
         cdef int i
         for i in range(plan.inputs):
-            memcpy(slot + i * plan.lane, self.inputs[i], nbytes)
+            if i != plan.own_input:
+                memcpy(slot + i * plan.lane, self.inputs[i], nbytes)
         if plan.kind == ALL_TO_ALL:
             note = self.note(self.rank)
             for i in range(self.size):
@@ -455,11 +457,12 @@ cdef class Calls:
             if not reduce_parts(self.outputs[0], self.parts, self.size, self.count, plan.op, plan.form, plan.itemsize):
                 self.hold()
                 self.combine(self.segment, plan.call.reduce_op, plan.offset, arguments[0])
-        elif plan.outputs == 1:
-            memcpy(self.outputs[0], first + plan.root * self.slot_bytes, nbytes)
-        else:
-            for rank in range(plan.outputs):
-                memcpy(self.outputs[rank], first + rank * self.slot_bytes, nbytes)
+        elif plan.outputs:
+            if plan.own_output >= 0:  # first: the inputs may overlap the outputs
+                memmove(self.outputs[plan.own_output], self.inputs[max(plan.own_input, 0)], nbytes)
+            for i in range(plan.outputs):
+                if i != plan.own_output:
+                    memcpy(self.outputs[i], first + (i if plan.outputs > 1 else plan.root) * self.slot_bytes, nbytes)
         return 0
 
     cdef int hold(self) except -1:

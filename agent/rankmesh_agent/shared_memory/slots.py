@@ -46,6 +46,9 @@ _FULL_SLOTS = 32
 """Ranks on a host beyond which slots shrink."""
 NOTES = 4
 """Words for each rank in a rank's note."""
+CHUNK_BYTES = 1 << 19
+"""Most bytes that are copied through a slot at a time: both turns of all ranks stay in the cache. Copies of 1 MiB at a
+time between 2 ranks took up to twice as long, those of 128 KiB a tenth longer."""
 _YIELDS = 20
 """Checks before a rank on an oversubscribed host sleeps, each before a yield of the core."""
 _SPIN_ROUNDS, _SPINS = 64, 16
@@ -130,6 +133,10 @@ class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of
     def lane(self, dtype: np.dtype[Any]) -> int:
         """Return the number of elements for each rank in a slot that is split evenly."""
         return self.slot_bytes // (dtype.itemsize * self.size)
+
+    def chunk(self, dtype: np.dtype[Any]) -> int:
+        """Return the number of elements that are copied through a slot at a time."""
+        return min(self.slot_bytes, CHUNK_BYTES) // dtype.itemsize
 
     def slots(self, dtype: np.dtype[Any], count: int) -> list[Typed]:
         """Begin a step; return the slots of all ranks in the next turn, by rank, as arrays of ``count`` elements."""
