@@ -1,4 +1,4 @@
-"""Random programs of calls have the same results, bit for bit, with the compiled core and without it."""
+"""Random programs of calls have the same results, bit for bit, with the compiled core, without it, and over TCP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import rankmesh as dist
 from rankmesh_agent import native
 
 SEEDS = 12
-WAYS = {"0": "in Python", "1": "by the core", "01": "one rank in Python, the next by the core"}
+WAYS = {
+    "in Python": ("shm", "0"),
+    "by the core": ("shm", "1"),
+    "one rank in Python, the next by the core": ("shm", "01"),
+    "over TCP": ("tcp", "0"),
+}
 
 pytestmark = [
     pytest.mark.processes,
@@ -31,12 +36,11 @@ def run_programs(me: Me, first: int) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_results_are_the_same(ranks: Ranks, size: int) -> None:
     found = {}
-    for way in WAYS:
+    for way, (transport, core) in WAYS.items():
 
-        def variables(rank: int, way: str = way) -> dict[str, str]:
-            return {"RANKMESH_TRANSPORT": "shm", "RANKMESH_NATIVE": way[rank % len(way)]}
+        def variables(rank: int, transport: str = transport, core: str = core) -> dict[str, str]:
+            return {"RANKMESH_TRANSPORT": transport, "RANKMESH_NATIVE": core[rank % len(core)]}
 
         ran = ranks.run(run_programs, size, env=variables, first=100 * size)
-        found[WAYS[way]] = [rank.reported["digests"] for rank in ran]
-    assert found["by the core"] == found["in Python"]
-    assert found[WAYS["01"]] == found["in Python"]
+        found[way] = [rank.reported["digests"] for rank in ran]
+    assert found == dict.fromkeys(WAYS, found["in Python"])
