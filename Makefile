@@ -194,7 +194,7 @@ $(VENV)/.examples: pyproject.toml | $(BIN)/python
 # pip compiles the core; after a change it is compiled alone, and warnings are errors. Without a C compiler, or Python's
 # headers, there is none.
 HEADER := -c 'import sysconfig; print(sysconfig.get_path("include"))'
-$(CORE): agent/rankmesh_agent/native/core.pyx hatch_build.py | $(VENV)/.packages
+$(CORE): $(wildcard $(addprefix $(dir $(CORE)),*.pyx *.pxi)) hatch_build.py | $(VENV)/.packages
 	$(if $(shell command -v cc && ls $$($(BIN)/python $(HEADER))/Python.h),RANKMESH_NATIVE=$${RANKMESH_NATIVE:-1}) \
 	  $(BIN)/python hatch_build.py
 
