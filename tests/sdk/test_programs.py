@@ -1,4 +1,4 @@
-"""Random programs of calls have the same results, bit for bit, with the compiled core and without it."""
+"""Random programs of calls have the same results, bit for bit, with the compiled core, without it, and over TCP."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rankmesh_agent.shared_memory import mapping
 
 SEEDS = 12
 WAYS = {
-    ("0", False): "in Python",
-    ("1", False): "by the core",
-    ("01", False): "one rank in Python, the next by the core",
-    ("01", True): "one rank in Python, the next by the core as on a processor that reorders accesses",
+    "in Python": ("shm", "0", False),
+    "by the core": ("shm", "1", False),
+    "one rank in Python, the next by the core": ("shm", "01", False),
+    "the same, as on a processor that reorders accesses": ("shm", "01", True),
+    "over TCP": ("tcp", "0", False),
 }
 
 pytestmark = [
@@ -38,11 +39,11 @@ def run_programs(me: Me, first: int, reorders: bool) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_results_are_the_same(ranks: Ranks, size: int) -> None:
     found = {}
-    for way in WAYS:
+    for way, (transport, core, reorders) in WAYS.items():
 
-        def variables(rank: int, cores: str = way[0]) -> dict[str, str]:
-            return {"RANKMESH_TRANSPORT": "shm", "RANKMESH_NATIVE": cores[rank % len(cores)]}
+        def variables(rank: int, transport: str = transport, core: str = core) -> dict[str, str]:
+            return {"RANKMESH_TRANSPORT": transport, "RANKMESH_NATIVE": core[rank % len(core)]}
 
-        ran = ranks.run(run_programs, size, env=variables, first=100 * size, reorders=way[1])
-        found[WAYS[way]] = [rank.reported["digests"] for rank in ran]
-    assert all(digests == found["in Python"] for digests in found.values())
+        ran = ranks.run(run_programs, size, env=variables, first=100 * size, reorders=reorders)
+        found[way] = [rank.reported["digests"] for rank in ran]
+    assert found == dict.fromkeys(WAYS, found["in Python"])
