@@ -61,7 +61,7 @@ def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Generate text with GPT-2, split over the ranks.")
     parser.add_argument("--tokens", type=int, default=64, help="how many to generate")
-    parser.add_argument("--prompt", type=int, nargs="+", default=[0], metavar="TOKEN", help="the text's begin")
+    parser.add_argument("--prompt", type=int, nargs="+", default=[0], metavar="TOKEN", help="the tokens to begin with")
     parser.add_argument("--weights", type=Path, metavar="FILE", help="of GPT-2 of any size: safetensors, float32")
     parser.add_argument("--layers", type=int, default=12, help="of random weights")
     parser.add_argument("--heads", type=int, default=12, help="of random weights, each 64 wide")
