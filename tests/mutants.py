@@ -219,7 +219,7 @@ FAULTS = [
     Fault(P + "matching.py", " and cost <= credit.available:", ":", MATCHING, "eager messages fill the receiver's memory"),
     Fault(P + "message_queues.py", "return next(iter(queue)) if queue", "return next(reversed(queue)) if queue", MATCHING, "messages overtake each other"),
     Fault(P + "message_queues.py", "return min(named[0], wild[0]", "return max(named[0], wild[0]", QUEUES, "receives overtake each other"),
-    Fault(P + "matching.py", "if credit.unreturned >= WINDOW // 4:", "if credit.unreturned >= 2 * WINDOW:", MATCHING, "credit is never given back"),
+    Fault(P + "matching.py", "if credit.unreturned < WINDOW // 4:", "if credit.unreturned < 2 * WINDOW:", MATCHING, "credit is never given back"),
     Fault(P + "matching.py", "min(WINDOW, credit.available + header.total)", "credit.available + header.total", MATCHING, "a peer gives credit without end"),
     Fault(P + "matching.py", ".available += max(header.length, _MIN_COST)", ".available += 0", MATCHING, "a cancelled send costs credit for good"),
     Fault(P + "matching.py", "self.receives.restore(waiting)", "self.receives.post(waiting)", MATCHING, "a withdrawn message costs a receive its place"),

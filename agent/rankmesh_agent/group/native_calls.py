@@ -98,12 +98,15 @@ class NativeCalls:
 
     def added_to(self, stats: Mapping[str, OpStats]) -> dict[str, OpStats]:
         """Return statistics by operation, with those of the core's calls."""
-        found = dict(stats)
-        for name, counts in self._counts.copy().items():
-            nbytes, seconds, buckets = counts.totals()
-            found[name] = OpStats(nbytes, seconds, 0, buckets)
-            found[name].add(stats[name])
-        return found
+        return dict(stats) | {name: total(stats[name], counts) for name, counts in self._counts.copy().items()}
+
+
+def total(stats: OpStats, counts: Any) -> OpStats:
+    """Return the sum of an operation's statistics and those of the core's calls."""
+    nbytes, seconds, buckets = counts.totals()
+    found = OpStats(nbytes, seconds, 0, buckets)
+    found.add(stats)
+    return found
 
 
 def _arrays(kind: OpType, rank: int, root: int, size: int) -> tuple[int, int, int, int] | None:
