@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+SOURCES: int
+
 class Slots:
     _steps: int
     _turn: int

@@ -71,6 +71,7 @@ cdef extern from *:
     void wake_sleepers(uint64_t *word) noexcept nogil
     void sleep_while(uint64_t *word, uint64_t value, long nanoseconds) noexcept nogil
     int sched_yield() noexcept nogil
+    uint32_t CHECKSUM "SOURCES"
 
 cdef enum:
     CONTIGUOUS_ALIGNED = 0x101  # flags of an array
@@ -490,6 +491,7 @@ cdef bint spin(uint64_t *word, uint64_t value, bint oversubscribed, contention, 
 include "messages.pxi"
 
 
+SOURCES = CHECKSUM  # of the files that this was built from, which the build computes
 _array = numpy.frombuffer(bytes(24))  # read-only
 _fields = _array.__array_interface__["data"][0], 1, 3, id(_array.dtype), CONTIGUOUS_ALIGNED
 cdef ArrayFields *_c = <ArrayFields *><PyObject *>_array
