@@ -91,13 +91,13 @@ cdef class Messages:
         if type(rank) is not int or type(tag) is not int or self.state.failure is not None:
             return False
         cdef Message message = self.kinds[sends, <object>fields.descr, fields.dimensions[0], rank, tag]
-        if message is None or PyObject_CallFunctionObjArgs(self.acquire, <PyObject *>False, NULL) is not True:
+        if message is None or self.acquire(False) is not True:
             return False
         try:
             if not (self.send(message, fields.data) if sends else self.receive(message, fields.data)):
                 return False
         finally:
-            PyObject_CallFunctionObjArgs(self.release, NULL)
+            self.release()
         self.records.end(message, Ended(0, message.nbytes, started, monotonic()))
         return True
 
