@@ -119,13 +119,14 @@ check: $(VENV)/.dev  ## Lint, formatting, spelling, types, layers of imports
 	$(BIN)/lint-imports
 
 # RUNS=2 measures twice, 20 minutes each, and shows both. ARGS='--only all_reduce --ranks 2' prints a part instead.
-bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI, and large jobs at a gateway; writes docs/benchmarks*.md
+bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI, inference, and large jobs at a gateway; writes docs/benchmarks*.md
 ifdef ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
 else
 	set -e; for run in $(RUN_FILES); do $(BIN)/python -m benchmarks --json $$run; done
 	$(BIN)/python -m benchmarks.page $(RUN_FILES)
 	$(BIN)/python -m benchmarks.ddp_page $(RUN_FILES)
+	$(BIN)/python -m benchmarks.inference --page docs/inference.md
 	$(BIN)/python -m benchmarks.scale
 endif
 
@@ -194,7 +195,7 @@ $(VENV)/.examples: pyproject.toml | $(BIN)/python
 # pip compiles the core; after a change it is compiled alone, and warnings are errors. Without a C compiler, or Python's
 # headers, there is none.
 HEADER := -c 'import sysconfig; print(sysconfig.get_path("include"))'
-$(CORE): agent/rankmesh_agent/native/core.pyx hatch_build.py | $(VENV)/.packages
+$(CORE): $(wildcard $(addprefix $(dir $(CORE)),*.pyx *.pxi)) hatch_build.py | $(VENV)/.packages
 	$(if $(shell command -v cc && ls $$($(BIN)/python $(HEADER))/Python.h),RANKMESH_NATIVE=$${RANKMESH_NATIVE:-1}) \
 	  $(BIN)/python hatch_build.py
 

@@ -61,8 +61,8 @@ def origin(file: str, module: object) -> FrameOrigin:
     """Return whose code a frame runs, by its file and the name of its module."""
     if isinstance(module, str) and module.partition(".")[0] in OWN_PACKAGES:
         return "rankmesh"
-    if file.endswith(".pyx"):  # compiled by Cython: a path in the source tree of its package
-        return "rankmesh" if file.endswith("rankmesh_agent/native/core.pyx") else "library"
+    if file.endswith((".pyx", ".pxi")):  # compiled by Cython: a path in the source tree of its package
+        return "rankmesh" if "rankmesh_agent/native/" in file else "library"
     if file.startswith(_library_prefixes()) or "/site-packages/" in file or "/dist-packages/" in file:
         return "library"
     return "user"

@@ -7,6 +7,11 @@ class Slots:
     _steps: int
     _turn: int
 
+class Words:
+    def __init__(self, memory: Any, address: int) -> None: ...
+    def __getitem__(self, number: int) -> int: ...
+    def __setitem__(self, number: int, value: int) -> None: ...
+
 class State:
     call: Any
     failure: Any
@@ -28,7 +33,7 @@ class Plan:
         call: Any,
         counts: Counts,
         place: tuple[int, int, int, int],
-        arrays: tuple[int, int],
+        arrays: tuple[int, int, int, int],
     ) -> None: ...
 
 class Calls:

@@ -17,12 +17,11 @@ from rankmesh_agent.wire.ops import ReduceOp
 from cpython.object cimport PyObject, PyObject_CallFunctionObjArgs
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memmove
 
 cdef extern from *:
     """
     #include <linux/futex.h>
-    #include <math.h>
     #include <sched.h>
     #include <string.h>
     #include <sys/syscall.h>
@@ -48,27 +47,6 @@ cdef extern from *:
     #define relax() __asm__ volatile("yield")
     #endif
 
-    static inline float float_of(uint32_t bits) { float number; memcpy(&number, &bits, 4); return number; }
-    static inline uint32_t bits_of(float number) { uint32_t bits; memcpy(&bits, &number, 4); return bits; }
-
-    static inline float of_bfloat16(uint16_t bits) { return float_of((uint32_t)bits << 16); }
-    static inline uint16_t to_bfloat16(float number) {
-        uint32_t bits = bits_of(number);
-        return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    }
-    /* As in float16.py: the bits in the place of a float's are those of a number 2**112 times too small. */
-    static inline float of_float16(uint16_t bits) {
-        uint32_t scaled = bits_of(float_of((uint32_t)(bits & 0x7fff) << 13) * 0x1p112f);
-        return float_of((uint32_t)(bits & 0x8000) << 16 | scaled);
-    }
-    static inline uint16_t to_float16(float number) {
-        uint32_t bits = bits_of(number), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
-        uint32_t subnormal = bits_of(float_of(size) + 0.5f) - 0x3f000000; /* the last bit of 0.5 is a subnormal's */
-        uint32_t normal = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
-        uint32_t small = -(uint32_t)(size < 0x38800000); /* without a branch, which would not be vectorised */
-        return (uint16_t)(sign | (subnormal & small) | (normal & ~small));
-    }
-
     static double monotonic(void) {
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
@@ -89,147 +67,34 @@ cdef extern from *:
     void store_release(uint64_t *word, uint64_t value) noexcept nogil
     void full_fence() noexcept nogil
     void relax() noexcept nogil
-    uint32_t bits_of(float number) noexcept nogil
-    float of_bfloat16(uint16_t bits) noexcept nogil
-    uint16_t to_bfloat16(float number) noexcept nogil
-    float of_float16(uint16_t bits) noexcept nogil
-    uint16_t to_float16(float number) noexcept nogil
-    bint signbit(double number) noexcept nogil
     double monotonic() noexcept nogil
     void wake_sleepers(uint64_t *word) noexcept nogil
     void sleep_while(uint64_t *word, uint64_t value, long nanoseconds) noexcept nogil
     int sched_yield() noexcept nogil
 
 cdef enum:
-    BLOCK = 1 << 11  # elements that are reduced at a time: all stay in the first-level cache
     CONTIGUOUS_ALIGNED = 0x101  # flags of an array
     WRITEABLE = 0x400
     SLICE_NANOSECONDS = 50000000  # see slots.SLICE_SECONDS
     YIELDS = 20  # see slots._YIELDS
     SPIN_ROUNDS = 64
     SPINS = 32  # twice slots._SPINS: a check takes half the time
-    MAX_BFLOAT16 = 0x7f7f0000  # the largest one's bits as a float
-    BUCKETS = 16  # see stats.BOUNDS
 
 cdef enum:  # see OpType
     BARRIER = 1, ALL_REDUCE, BROADCAST, ALL_GATHER, NEW_GROUP, REDUCE, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL
-
-cdef enum:  # see ReduceOp
-    SUM, AVG, PRODUCT, MIN, MAX
 
 cdef object numpy_array = numpy.ndarray
 cdef set key_types = {ReduceOp, int, type(None)}  # others may not be hashable
 cdef double TIME_SLICE = 0.0015  # see spin._SLICE_SECONDS
 cdef double MAX_SPIN = 0.001  # without the interpreter lock's release
-cdef double[BUCKETS - 1] BOUNDS = [
-    1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0
-]
-
 cdef struct Line:  # see slots.py
     uint64_t count
     uint64_t[2] fingerprints
     uint64_t sleepers, left
     uint64_t[3] unused
 
-ctypedef fused Number:  # integers without signs wrap around to the same bits (-fwrapv)
-    float
-    double
-    int32_t
-    int64_t
-
-
-cdef bint extremes(Number *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, bint largest) noexcept nogil:
-    """Find the least or largest numbers; return False for NaN, and for zeros of two signs, whose bits vary."""
-    cdef Number *part
-    cdef Number one, other
-    cdef Py_ssize_t i
-    cdef int rank, unclear = 0
-    if <char *>out != parts[0] + at and <char *>out != parts[1] + at:
-        memcpy(out, parts[0] + at, count * sizeof(Number))
-    for rank in range(size):
-        part = <Number *>(parts[rank] + at)
-        for i in range(count):
-            one, other = out[i], part[i]
-            out[i] = one if (one > other) == largest else other
-            if Number is float or Number is double:
-                unclear |= not (one < other or one > other or (one == other and signbit(one) == signbit(other)))
-    return not unclear
-
-
-cdef bint reduce_numbers(Number *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, int op) noexcept nogil:
-    """Reduce in rank order; return False where a result is NaN, whose bits vary.
-
-    The output may be one of the first two parts. Loops that overwrite a part are separate, or they are not vectorised.
-    """
-    cdef Number *before = <Number *>(parts[0] + at)
-    cdef Number *part
-    cdef Number ranks = size
-    cdef Py_ssize_t i
-    cdef int rank, nan = 0
-    if op == MIN or op == MAX:
-        return extremes(out, parts, at, size, count, op == MAX)
-    for rank in range(1, size):
-        part = <Number *>(parts[rank] + at)
-        if part == out:
-            before, part = part, before
-        if before != out:
-            for i in range(count):
-                out[i] = before[i] * part[i] if op == PRODUCT else before[i] + part[i]
-        elif op == PRODUCT:
-            for i in range(count):
-                out[i] *= part[i]
-        else:
-            for i in range(count):
-                out[i] += part[i]
-        before = out
-    if op == AVG:
-        for i in range(count):
-            out[i] /= ranks
-    if Number is float or Number is double:
-        for i in range(count):
-            nan |= out[i] != out[i]
-    return not nan
-
-
-cdef bint reduce_half(
-    uint16_t *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, int op, char form
-) noexcept nogil:
-    """Reduce float16 or bfloat16 in float32 and round once; return False where numbers are infinite or NaN."""
-    cdef float[2][BLOCK] rows
-    cdef float *total = rows[0]
-    cdef float *wide = total
-    cdef float ranks = size
-    cdef uint16_t *part
-    cdef Py_ssize_t i
-    cdef int rank, special = 0
-    for rank in range(size):
-        part = <uint16_t *>(parts[rank] + at)
-        if form == c"E":
-            for i in range(count):
-                wide[i] = of_bfloat16(part[i])
-        else:
-            for i in range(count):
-                wide[i] = of_float16(part[i])
-                special |= (part[i] & 0x7c00) == 0x7c00
-        if op == PRODUCT and rank:
-            for i in range(count):
-                total[i] *= wide[i]
-        elif rank:
-            for i in range(count):
-                total[i] += wide[i]
-        wide = rows[1]
-    if op == AVG:
-        for i in range(count):
-            total[i] /= ranks
-    if form == c"E":
-        for i in range(count):
-            special |= (bits_of(total[i]) & 0x7fffffff) >= MAX_BFLOAT16
-            out[i] = to_bfloat16(total[i])
-    else:
-        for i in range(count):
-            special |= (bits_of(total[i]) & 0x7fffffff) >= 0x47800000  # 65536
-            out[i] = to_float16(total[i])
-    return not special
+include "reductions.pxi"
+include "records.pxi"
 
 
 cdef class Slots:
@@ -239,80 +104,31 @@ cdef class Slots:
     cdef public int _turn
 
 
+cdef class Words:
+    """Words of shared memory for a processor that reorders accesses, see Mapping.words.
+
+    What follows a load comes after it. What precedes a store comes before it, and what follows it after it.
+    """
+
+    cdef object memory  # which stays mapped
+    cdef uint64_t *words
+
+    def __init__(self, memory, size_t address):
+        self.memory, self.words = memory, <uint64_t *>address
+
+    def __getitem__(self, size_t number):
+        return load_acquire(self.words + number)
+
+    def __setitem__(self, size_t number, uint64_t value):
+        store_release(self.words + number, value)
+        full_fence()
+
+
 cdef class State:
     """The part of state.GroupState that the core looks at in each call."""
 
     cdef public object call, failure
     cdef public uint64_t seq
-
-
-cdef class Counts:
-    """Statistics of an operation's calls, see OpStats."""
-
-    cdef uint64_t nbytes
-    cdef double seconds
-    cdef uint64_t[BUCKETS] buckets
-
-    cdef void add(self, uint64_t nbytes, double seconds) noexcept:
-        cdef int bucket = 0
-        while bucket < BUCKETS - 1 and BOUNDS[bucket] < seconds:
-            bucket += 1
-        self.buckets[bucket] += 1
-        self.nbytes += nbytes
-        self.seconds += seconds
-
-    def totals(self):
-        """Return the bytes, the seconds and the calls by bucket."""
-        return self.nbytes, self.seconds, self.buckets
-
-
-cdef struct Ended:
-    uint64_t seq, nbytes
-    double started, ended
-
-
-cdef class Records:
-    """The latest records of calls that have ended, as a deque of this length; those of the core are made when read."""
-
-    cdef list items  # records, or the core's plans
-    cdef Ended *calls
-    cdef Py_ssize_t capacity, count
-
-    def __init__(self, Py_ssize_t capacity):
-        self.items, self.capacity = [None] * capacity, capacity
-        self.calls = <Ended *>calloc(capacity + 1, sizeof(Ended))
-        if self.calls == NULL:
-            raise MemoryError
-
-    def __dealloc__(self):
-        free(self.calls)
-
-    def append(self, record):
-        self.put(record, Ended(0, 0, 0, 0))
-
-    def copy(self):
-        return [self.at(number) for number in range(max(self.count - self.capacity, <Py_ssize_t>0), self.count)]
-
-    def __getitem__(self, Py_ssize_t number):
-        if not 0 > number >= -min(self.count, self.capacity):
-            raise IndexError(number)
-        return self.at(self.count + number)
-
-    cdef object at(self, Py_ssize_t number):
-        item = self.items[number % self.capacity]
-        if type(item) is tuple:
-            return item
-        cdef Plan plan = item
-        cdef Ended *call = &self.calls[number % self.capacity]
-        return plan.owner, plan.call, call.seq, call.started, call.ended, "", call.nbytes
-
-    cdef int put(self, item, Ended call) except -1:
-        cdef Py_ssize_t place = self.count % (self.capacity or 1)
-        if self.capacity:
-            self.calls[place] = call
-            self.count += 1
-            self.items[place] = item  # last: the end of the oldest record may let other threads run
-        return 0
 
 
 cdef class Plan:
@@ -324,18 +140,19 @@ cdef class Plan:
         counts: statistics that count it.
         place: the root's group rank, the bytes for an array in a slot, the first of them for this rank in each rank's
             slot, and the most that an array may have.
-        arrays: the number that this rank reads, and the number that it writes.
+        arrays: the number that this rank reads, and the number that it writes; the one of the former that no other rank
+            reads, and the one of the latter that it copies from its own: -1 for none.
     """
 
     cdef object owner, call, dtype  # nothing that keeps the memory mapped: records refer to plans
     cdef Counts counts
     cdef uint64_t fingerprint
-    cdef int kind, op, root, inputs, outputs, in_at, form
+    cdef int kind, op, root, inputs, outputs, own_input, own_output, in_at, form
     cdef Py_ssize_t count, itemsize, lane, offset, most
 
     def __init__(self, owner, call, Counts counts, tuple place, tuple arrays):
         self.root, self.lane, self.offset, self.most = place
-        self.inputs, self.outputs = arrays
+        self.inputs, self.outputs, self.own_input, self.own_output = arrays
         self.owner, self.call, self.counts = owner, call, counts
         self.kind, self.dtype, self.count, self.fingerprint = call.kind, call.dtype, call.count, call.fingerprint
         self.op = -1 if call.reduce_op is None else call.reduce_op.value
@@ -551,7 +368,8 @@ cdef class Calls:
         cdef int64_t *note
         cdef int i
         for i in range(plan.inputs):
-            memcpy(slot + i * plan.lane, self.inputs[i], nbytes)
+            if i != plan.own_input:
+                memcpy(slot + i * plan.lane, self.inputs[i], nbytes)
         if plan.kind == ALL_TO_ALL:
             note = self.note(self.rank)
             for i in range(self.size):
@@ -636,41 +454,16 @@ cdef class Calls:
                 self.parts[rank] = first + rank * self.slot_bytes
             if plan.inputs == 1 and self.rank < 2:  # nearer than this rank's slot, which the other ranks read
                 self.parts[self.rank] = self.inputs[0]
-            if not self.reduce():
+            if not reduce_parts(self.outputs[0], self.parts, self.size, self.count, plan.op, plan.form, plan.itemsize):
                 self.hold()
                 self.combine(self.segment, plan.call.reduce_op, plan.offset, arguments[0])
-        elif plan.outputs == 1:
-            memcpy(self.outputs[0], first + plan.root * self.slot_bytes, nbytes)
-        else:
-            for rank in range(plan.outputs):
-                memcpy(self.outputs[rank], first + rank * self.slot_bytes, nbytes)
+        elif plan.outputs:
+            if plan.own_output >= 0:  # first: the inputs may overlap the outputs
+                memmove(self.outputs[plan.own_output], self.inputs[max(plan.own_input, 0)], nbytes)
+            for i in range(plan.outputs):
+                if i != plan.own_output:
+                    memcpy(self.outputs[i], first + (i if plan.outputs > 1 else plan.root) * self.slot_bytes, nbytes)
         return 0
-
-    cdef bint reduce(self) noexcept:
-        """Reduce the usual dtypes; return whether the result is exact."""
-        cdef Plan plan = self.plan
-        cdef char *out
-        cdef Py_ssize_t at, begin = 0, count
-        cdef bint exact = True
-        if plan.op > MAX or plan.op == AVG and plan.form not in b"fdeE" or plan.op > PRODUCT and plan.form in b"eEILQ":
-            return False
-        while begin < self.count:
-            count, at = min(self.count - begin, <Py_ssize_t>BLOCK), begin * plan.itemsize
-            out = self.outputs[0] + at
-            begin += BLOCK
-            if plan.form == c"f":
-                exact &= reduce_numbers(<float *>out, self.parts, at, self.size, count, plan.op)
-            elif plan.form == c"d":
-                exact &= reduce_numbers(<double *>out, self.parts, at, self.size, count, plan.op)
-            elif plan.form in b"eE":
-                exact &= reduce_half(<uint16_t *>out, self.parts, at, self.size, count, plan.op, plan.form)
-            elif plan.form in b"iI":
-                reduce_numbers(<int32_t *>out, self.parts, at, self.size, count, plan.op)
-            elif plan.form in b"lLqQ":
-                reduce_numbers(<int64_t *>out, self.parts, at, self.size, count, plan.op)
-            else:
-                return False
-        return exact
 
     cdef int hold(self) except -1:
         """Let other threads see the call, before this one releases the interpreter lock for the first time."""

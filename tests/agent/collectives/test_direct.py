@@ -360,7 +360,7 @@ def test_what_was_read_from_another_process_with_the_pid_of_a_rank_does_not_coun
     pair: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "_DETECTION_SECONDS", 0.1)
-    monkeypatch.setattr(process_vm, "start_time", lambda pid: b"another")
+    monkeypatch.setattr(process_vm, "can_read", lambda *process: False)
 
     def call(members: LocalCommunicator) -> None:
         with pytest.raises(DistError, match="left the call, or its memory could no longer be read"):

@@ -157,7 +157,7 @@ def test_when_it_is_not_this_call_s_turn(prepare: Callable[[Group], None]) -> No
 @pytest.mark.parametrize(
     ("key", "algorithm"),
     [
-        ((OpType.ALL_REDUCE, FLOAT, 1 << 15, ReduceOp.SUM), all_reduce.small_segment),
+        ((OpType.ALL_REDUCE, FLOAT, 1 << 16, ReduceOp.SUM), all_reduce.small_segment),
         ((OpType.SCATTER, FLOAT, SLOT_BYTES // 4, None, 0), scatter.over_segment),
         ((OpType.ALL_REDUCE, FLOAT, 4, ReduceOp.SUM), all_reduce.chunked_segment),
         ((OpType.ALL_GATHER, FLOAT, -1, None, None, (1, 2)), all_to_all.over_segment),
