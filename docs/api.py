@@ -121,7 +121,7 @@ _REASONS = {
         ProcessGroup.send ProcessGroup.split_group""",
     "destroy_process_group(group)": "ProcessGroup.shutdown",
     "get_default_store()": "ProcessGroup.get_group_store",
-    "torch's backend `rankmesh` returns its own process group; here there is no object but the group": """get_backend_impl
+    "there is no object but the group; torch's backend `rankmesh` returns its process group": """get_backend_impl
         ProcessGroup.get_backend""",
     "shrink_group() and grow_group() change a group's ranks": """ProcessGroup.get_reconfigure_handle
         ProcessGroup.reconfigure ProcessGroup.supports_reconfigure""",
@@ -278,10 +278,10 @@ def page() -> str:
         [
             "# Names of torch.distributed in rankmesh",
             "",
-            "Written by `make docs` from torch 2.13 and 2.14, the attributes of their classes included, and the pages of",
-            "torch 2.1; do not edit. A name takes torch's arguments in torch's order, often more behind them (`timeout=`),",
-            "and arrays of every container in torch's tensors' place. **Bold** names are on the pages of the",
-            "documentation, all of which are there.",
+            "Written by `make docs` from torch 2.13 and 2.14, the attributes of their classes included, and the pages",
+            "of torch 2.1; do not edit. A name takes torch's arguments in torch's order, often more behind them",
+            "(`timeout=`), and arrays of every container in torch's tensors' place. **Bold** names are on the pages of",
+            "the documentation, all of which are there.",
             "",
             f"{count['done']} done, {count['differs']} differ, {count['not here']} are not here.",
             "",
