@@ -316,7 +316,7 @@ FAULTS = [
     Fault(CALLS + "plain.py", "bit_length() // 8 + 1", "bit_length() // 8 + (value.bit_length() % 8 > 0)", PLAIN, "integers of full bytes change their sign"),
     Fault(CALLS + "serialize.py", '.copy("K"))', ")", SERIALIZE, "an array cannot be changed"),
     Fault(CALLS + "serialize.py", "or len(apart) == MAX_APART:", "or False:", SERIALIZE, "a record has no place for a size"),
-    Fault(CALLS + "serialize.py", "    if refusal := _pickle_refusal():\n        raise Protocol", "    if False:\n        raise Protocol", SERIALIZE, "a rank that must not read a pickle runs its code"),
+    Fault(CALLS + "serialize.py", "    if refusal := _pickle_refusal(weights_only):\n        raise Protocol", "    if False:\n        raise Protocol", SERIALIZE, "a rank that must not read a pickle runs its code"),
     # The launcher
     Fault(LAUNCHER + "supervisor.py", "item[1].signal is None", "0", LAUNCH, "the rank that a signal killed is not the first to fail"),
     Fault(LAUNCHER + "rank.py", "            self.sent = number\n", "            pass\n", LAUNCH, "Ctrl-C is reported as a rank's failure"),
