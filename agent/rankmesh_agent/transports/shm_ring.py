@@ -79,7 +79,7 @@ class _Ring(object if core is None else core.Ring):  # type: ignore[misc]  # of 
         self.words = mapping.words(offset, _DATA)
         self.data = mapping.bytes.data[offset + _DATA : offset + _DATA + capacity]
         self.capacity = capacity
-        self.address = process_vm.address_of(memory)
+        self.address = mapping.address + offset
         self.position = 0
         self._peer = peer
 
