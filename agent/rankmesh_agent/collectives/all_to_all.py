@@ -21,7 +21,7 @@ _ROW = 1 << 16
 each. Calculated, not measured: where a message takes 80 us, and a byte 0.35 ns, 45 to 130 kB for 13 to 4096 ranks."""
 _LONG = 1 << 20
 """Minimum bytes for one rank that it reads from the sender's memory; below, two copies in the cache are faster."""
-_LONG_READS = 8 << 20
+_LONG_READS = 4 << 20
 """The same, times the number of ranks, of an array that is not registered: the kernel copies it page by page."""
 
 
