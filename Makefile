@@ -8,7 +8,7 @@ NPROC  ?= 4
 EPOCHS ?= 30
 RUNS   ?= 1
 SEEDS  ?= 100
-SANITIZED ?= tests/agent/native tests/sdk/test_sweep.py
+SANITIZED ?= tests/agent/native tests/security/test_hostile_slots.py tests/sdk/test_sweep.py
 # The address of the project, for the metadata of the wheel and a link in the site.
 export REPOSITORY ?=
 # A virtual environment has its Python for good: another one that is asked for would be ignored.
