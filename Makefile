@@ -8,7 +8,7 @@ NPROC  ?= 4
 EPOCHS ?= 30
 RUNS   ?= 1
 SEEDS  ?= 100
-SANITIZED ?= tests/agent/native tests/sdk/test_sweep.py
+SANITIZED ?= tests/agent/native tests/security/test_hostile_slots.py tests/sdk/test_sweep.py
 # The address of the project, for the metadata of the wheel and a link in the site.
 export REPOSITORY ?=
 # A virtual environment has its Python for good: another one that is asked for would be ignored.
@@ -119,13 +119,14 @@ check: $(VENV)/.dev  ## Lint, formatting, spelling, types, layers of imports
 	$(BIN)/lint-imports
 
 # RUNS=2 measures twice, 20 minutes each, and shows both. ARGS='--only all_reduce --ranks 2' prints a part instead.
-bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI, and large jobs at a gateway; writes docs/benchmarks*.md
+bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI, inference, and large jobs at a gateway; writes docs/benchmarks*.md
 ifdef ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
 else
 	set -e; for run in $(RUN_FILES); do $(BIN)/python -m benchmarks --json $$run; done
 	$(BIN)/python -m benchmarks.page $(RUN_FILES)
 	$(BIN)/python -m benchmarks.ddp_page $(RUN_FILES)
+	$(BIN)/python -m benchmarks.inference --page docs/inference.md
 	$(BIN)/python -m benchmarks.scale
 endif
 

@@ -1,4 +1,4 @@
-"""Random programs of calls have the same results, bit for bit, with the compiled core and without it."""
+"""Random programs of calls have the same results, bit for bit, with the compiled core, without it, and over TCP."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from support.processes import Me, Ranks
 
 import rankmesh as dist
 from rankmesh_agent import native
+from rankmesh_agent.shared_memory import mapping
 
 SEEDS = 12
-WAYS = {"0": "in Python", "1": "by the core", "01": "one rank in Python, the next by the core"}
+WAYS = {
+    "in Python": ("shm", "0", False),
+    "by the core": ("shm", "1", False),
+    "one rank in Python, the next by the core": ("shm", "01", False),
+    "the same, as on a processor that reorders accesses": ("shm", "01", True),
+    "over TCP": ("tcp", "0", False),
+}
 
 pytestmark = [
     pytest.mark.processes,
@@ -17,9 +24,10 @@ pytestmark = [
 ]
 
 
-def run_programs(me: Me, first: int) -> None:
+def run_programs(me: Me, first: int, reorders: bool) -> None:
     from support.programs import Program
 
+    mapping.TOTAL_STORE_ORDER = not reorders or native.core is None
     me.init(timeout=60)
     world = list(range(me.size))
     lists = [world, world[::-1], world[::2], world[:2]]
@@ -31,12 +39,11 @@ def run_programs(me: Me, first: int) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_results_are_the_same(ranks: Ranks, size: int) -> None:
     found = {}
-    for way in WAYS:
+    for way, (transport, core, reorders) in WAYS.items():
 
-        def variables(rank: int, way: str = way) -> dict[str, str]:
-            return {"RANKMESH_TRANSPORT": "shm", "RANKMESH_NATIVE": way[rank % len(way)]}
+        def variables(rank: int, transport: str = transport, core: str = core) -> dict[str, str]:
+            return {"RANKMESH_TRANSPORT": transport, "RANKMESH_NATIVE": core[rank % len(core)]}
 
-        ran = ranks.run(run_programs, size, env=variables, first=100 * size)
-        found[WAYS[way]] = [rank.reported["digests"] for rank in ran]
-    assert found["by the core"] == found["in Python"]
-    assert found[WAYS["01"]] == found["in Python"]
+        ran = ranks.run(run_programs, size, env=variables, first=100 * size, reorders=reorders)
+        found[way] = [rank.reported["digests"] for rank in ran]
+    assert found == dict.fromkeys(WAYS, found["in Python"])

@@ -36,7 +36,7 @@ _TYPES: tuple[Any, ...] = (
     "?",
 )
 _DTYPES: tuple[np.dtype[Any], ...] = tuple(map(np.dtype, _TYPES))
-_COUNTS = (0, 1, 1, 2, 3, 7, 16, 33, 100, 1000, 4096, 16384, 20000, 70000)
+_COUNTS = (0, 1, 1, 2, 3, 7, 16, 33, 100, 1000, 4096, 16384, 20000, 70000, 200000)
 _ORDERED = ("SUM", "PRODUCT", "MIN", "MAX")
 _ARITHMETIC = ("SUM", "PRODUCT")
 _BITWISE = ("BAND", "BOR", "BXOR")

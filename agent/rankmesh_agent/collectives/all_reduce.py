@@ -96,7 +96,8 @@ def small_link(link: DirectLink, array: Array, op: ReduceOp) -> None:
     Steps: 1. Each rank sends and receives (size - 1) times its bytes. At most frames.SMALL bytes.
     """
     arrived = link.all_exchange(array.view(np.uint8).data)  # as_bytes, written out: short calls come here
-    parts = [np.frombuffer(payload, np.uint8).view(array.dtype) for payload in arrived]
+    dtype = array.dtype
+    parts = [np.frombuffer(payload, dtype) for payload in arrived]
     combine_in_place(op, parts, link.rank, array)
 
 

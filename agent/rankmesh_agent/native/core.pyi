@@ -3,9 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+SOURCES: int
+
 class Slots:
     _steps: int
     _turn: int
+
+class Words:
+    def __init__(self, memory: Any, address: int) -> None: ...
+    def __getitem__(self, number: int) -> int: ...
+    def __setitem__(self, number: int, value: int) -> None: ...
 
 class State:
     call: Any
@@ -64,7 +71,7 @@ class Plan(Recorded):
         call: Any,
         counts: Counts,
         place: tuple[int, int, int, int],
-        arrays: tuple[int, int],
+        arrays: tuple[int, int, int, int],
     ) -> None: ...
 
 class Calls:

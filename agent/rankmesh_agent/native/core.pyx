@@ -18,7 +18,7 @@ from rankmesh_agent.wire.ops import ReduceOp
 from cpython.object cimport PyObject, PyObject_CallFunctionObjArgs
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memmove
 
 cdef extern from *:
     """
@@ -72,6 +72,7 @@ cdef extern from *:
     void wake_sleepers(uint64_t *word) noexcept nogil
     void sleep_while(uint64_t *word, uint64_t value, long nanoseconds) noexcept nogil
     int sched_yield() noexcept nogil
+    uint32_t CHECKSUM "SOURCES"
 
 cdef enum:
     CONTIGUOUS_ALIGNED = 0x101  # flags of an array
@@ -105,6 +106,26 @@ cdef class Slots:
     cdef public int _turn
 
 
+cdef class Words:
+    """Words of shared memory for a processor that reorders accesses, see Mapping.words.
+
+    What follows a load comes after it. What precedes a store comes before it, and what follows it after it.
+    """
+
+    cdef object memory  # which stays mapped
+    cdef uint64_t *words
+
+    def __init__(self, memory, size_t address):
+        self.memory, self.words = memory, <uint64_t *>address
+
+    def __getitem__(self, size_t number):
+        return load_acquire(self.words + number)
+
+    def __setitem__(self, size_t number, uint64_t value):
+        store_release(self.words + number, value)
+        full_fence()
+
+
 cdef class State:
     """The part of state.GroupState that the core looks at in each call."""
 
@@ -119,17 +140,18 @@ cdef class Plan(Recorded):
         owner, call, counts: see Recorded.
         place: the root's group rank, the bytes for an array in a slot, the first of them for this rank in each rank's
             slot, and the most that an array may have.
-        arrays: the number that this rank reads, and the number that it writes.
+        arrays: the number that this rank reads, and the number that it writes; the one of the former that no other rank
+            reads, and the one of the latter that it copies from its own: -1 for none.
     """
 
     cdef object dtype
     cdef uint64_t fingerprint
-    cdef int kind, op, root, inputs, outputs, in_at, form
+    cdef int kind, op, root, inputs, outputs, own_input, own_output, in_at, form
     cdef Py_ssize_t count, itemsize, lane, offset, most
 
     def __init__(self, owner, call, Counts counts, tuple place, tuple arrays):
         self.root, self.lane, self.offset, self.most = place
-        self.inputs, self.outputs = arrays
+        self.inputs, self.outputs, self.own_input, self.own_output = arrays
         Recorded.__init__(self, owner, call, counts)
         self.kind, self.dtype, self.count, self.fingerprint = call.kind, call.dtype, call.count, call.fingerprint
         self.op = -1 if call.reduce_op is None else call.reduce_op.value
@@ -345,7 +367,8 @@ cdef class Calls:
         cdef int64_t *note
         cdef int i
         for i in range(plan.inputs):
-            memcpy(slot + i * plan.lane, self.inputs[i], nbytes)
+            if i != plan.own_input:
+                memcpy(slot + i * plan.lane, self.inputs[i], nbytes)
         if plan.kind == ALL_TO_ALL:
             note = self.note(self.rank)
             for i in range(self.size):
@@ -373,15 +396,13 @@ cdef class Calls:
             if spin(&line.count, steps, self.oversubscribed, self.contention, self):
                 continue
             self.hold()
-            while True:
-                store_release(&line.sleepers, 1)
-                full_fence()
-                count = load_acquire(&line.count)
-                if count >= steps:
-                    break
+            store_release(&line.sleepers, 1)
+            full_fence()
+            count = load_acquire(&line.count)
+            if count < steps:
                 with nogil:
                     sleep_while(&line.count, count, SLICE_NANOSECONDS)
-                if load_acquire(&line.count) == count:
+                if load_acquire(&line.count) < steps:  # a rank is at most one step behind, if it obeys the rules
                     return False
         return True
 
@@ -410,11 +431,12 @@ cdef class Calls:
             if not reduce_parts(self.outputs[0], self.parts, self.size, self.count, plan.op, plan.form, plan.itemsize):
                 self.hold()
                 self.combine(self.segment, plan.call.reduce_op, plan.offset, arguments[0])
-        elif plan.outputs == 1:
-            memcpy(self.outputs[0], first + plan.root * self.slot_bytes, nbytes)
-        else:
-            for rank in range(plan.outputs):
-                memcpy(self.outputs[rank], first + rank * self.slot_bytes, nbytes)
+        elif plan.outputs:
+            if plan.own_output >= 0:  # first: the inputs may overlap the outputs
+                memmove(self.outputs[plan.own_output], self.inputs[max(plan.own_input, 0)], nbytes)
+            for i in range(plan.outputs):
+                if i != plan.own_output:
+                    memcpy(self.outputs[i], first + (i if plan.outputs > 1 else plan.root) * self.slot_bytes, nbytes)
         return 0
 
     cdef int hold(self) except -1:
@@ -468,6 +490,7 @@ cdef bint spin(uint64_t *word, uint64_t value, bint oversubscribed, contention, 
 include "messages.pxi"
 
 
+SOURCES = CHECKSUM  # of the files that this was built from, which the build computes
 _array = numpy.frombuffer(bytes(24))  # read-only
 _fields = _array.__array_interface__["data"][0], 1, 3, id(_array.dtype), CONTIGUOUS_ALIGNED
 cdef ArrayFields *_c = <ArrayFields *><PyObject *>_array

@@ -113,7 +113,7 @@ class ProgressEngine:
         self._changed = threading.Condition(self.lock)
         self._followers = 0
         self._poller = Poller(self.lock, oversubscribed)
-        self.rings, self.ends = self._poller.rings, self._poller.ends
+        self.rings, self._sockets, self.ends = self._poller.rings, self._poller.sockets, self._poller.ends
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self.background = ProgressThread(self, self._sinks.sinks)
         self.status_sources: list[Callable[[], list[Status]]] = []
@@ -226,9 +226,21 @@ class ProgressEngine:
                 self._poller.wake_sleeper()
 
     def take(self, rank: int, header: bytes, into: memoryview) -> bool:
-        """Receive a frame from a peer if it comes next and soon: see Connection.take."""
-        peer = self.rings.get(rank)
-        if peer is None or self.driven or not peer.take(header, into):
+        """Receive a frame from a peer if it comes next and soon, at the next poll what else has come."""
+        peer = self.rings.get(rank) or self._sockets.get(rank)
+        if peer is None or self.driven:
+            return False
+        try:
+            taken = peer.take(header, into)
+        except DistNetworkError as error:
+            self._drop_peer(peer, Goodbye(error.message, died=True))
+            return False
+        except BaseException as error:
+            self._abort_connection(peer, error)
+            raise
+        if peer.unread:
+            self._poller.due.add(peer)
+        if not taken:
             return False
         self._taken += 1
         if self._taken % TAKE_INTERVAL == 0:

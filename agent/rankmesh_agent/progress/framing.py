@@ -113,7 +113,10 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
         outgoing: the queued frames.
         custom_events: whether epoll waits for events other than received bytes.
         remote_reads: the messages to read from the peer's memory, in order.
+        unread: whether the latest ``take`` has left bytes that poll does not report.
     """
+
+    unread = False
 
     def __init__(self, rank: int, connection: Connection, eager_limit: int) -> None:
         self.rank = rank
@@ -151,9 +154,30 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
             self.remote_reads = deque(read for read in self.remote_reads if read.group != group)
 
     def take(self, header: bytes, into: memoryview) -> bool:
-        """Receive a frame if it comes next and soon, through memory; False if nothing or something else does."""
-        whole = self._begin == self._end and self._header is None and not self._to_discard
-        return whole and self.connection.take(header, into)
+        """Receive a frame if it comes next and soon; False if nothing or something else does."""
+        if self._header is not None or self._to_discard:
+            return False
+        if self.connection.medium != "tcp":
+            return self._begin == self._end and self.connection.take(header, into)
+        staging, nbytes = self._staging, HEADER_BYTES + len(into)
+        if nbytes > len(staging):
+            return False
+        expected = False
+        try:
+            while True:
+                begin, received = self._begin, self._end - self._begin
+                if not expected and received >= HEADER_BYTES:
+                    expected = staging[begin : begin + HEADER_BYTES] == header
+                    if not expected:
+                        return False
+                if received >= nbytes:
+                    self._begin = begin + nbytes
+                    into[:] = staging[begin + HEADER_BYTES : begin + nbytes]
+                    return True
+                if not self._fill(self.connection.recv_soon, nbytes if nbytes > _AHEAD_BYTES else _AHEAD_BYTES):
+                    return False
+        finally:
+            self.unread = self._begin != self._end or not self._drained
 
     def run_remote_reads(self) -> int:
         """Read some short messages from the peer's memory, or a part of a long one; return about how many bytes."""
@@ -254,21 +278,21 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
             elif self._drained:
                 return False  # the last receive returned fewer bytes than it could: another one would be in vain
             else:
-                received = self._fill()
+                received = self._fill(self.connection.recv_into, _AHEAD_BYTES if self._posted else None)
             if not received:
                 return False
             budget -= received
         return True
 
-    def _fill(self) -> int:
+    def _fill(self, receive: Callable[[memoryview], int], nbytes: int | None = None) -> int:
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._begin:
             left = self._end - self._begin
             self._staging[:left] = bytes(self._staging[self._begin : self._end])
             self._begin, self._end = 0, left
-        space = self._staging[self._end : self._end + _AHEAD_BYTES if self._posted and self._header is None else None]
-        received = self.connection.recv_into(space)
+        space = self._staging[self._end : None if nbytes is None else self._end + nbytes]
+        received = receive(space)
         self._drained = received < len(space)
         self._end += received
         return received
@@ -281,7 +305,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
             self._target = sink.buffer_for(self.rank, header)
         if header.opcode not in frames.POSTED and self._target is None:
             if self._end - self._begin < header.length:
-                return self._fill()
+                return self._fill(self.connection.recv_into)
             self._header = None
             self._deliver(header, sink)
             return header.length or 1

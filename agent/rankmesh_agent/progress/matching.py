@@ -128,7 +128,7 @@ class MessageMatcher:
         return wanted.transfer
 
     def receive_soon(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
-        """Receive as ``receive`` does, but wait a moment for a message that shared memory may bring next."""
+        """Receive as ``receive`` does, but wait a moment for a message that may come next."""
         if self.unexpected.first(source, tag) is None and self.receives.first(source, tag) is None:
             header = frames.encode(_EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, len(view))
             if self.engine.take(source, header, view):

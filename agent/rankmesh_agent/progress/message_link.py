@@ -33,6 +33,7 @@ class Wait(Protocol):
 
 
 Payload = memoryview | bytes
+_ENTER = Opcode.ENTER  # read off its class once, see communicator
 
 
 _DESCRIPTIONS = 0xFFFFFFFF
@@ -83,9 +84,8 @@ class MessageLink(DirectLink):
         self._group_rank = {member: number for number, member in enumerate(ranks)}
         # No rank ends a call before all have begun it, so peers are at most one call ahead.
         self._arrived: dict[tuple[int, int], dict[int, tuple[int, Payload]]] = {}
-        send = self._send_arrival
-        self.calls = CallTable(group, rank, self.size, lambda to, payload: send(to, _STATUS, payload))
-        self.launches = CallTable(group, rank, self.size, lambda to, payload: send(to, _LAUNCHES, payload))
+        self.calls = CallTable(group, rank, self.size, partial(self._send_arrival, _STATUS))
+        self.launches = CallTable(group, rank, self.size, partial(self._send_arrival, _LAUNCHES))
         self.describe: Callable[[], str] = str
         self._sources: list[int] = []
         """The ranks from which messages of this call's rounds have come."""
@@ -146,8 +146,11 @@ class MessageLink(DirectLink):
         expected = len(self._others)
         with self._engine.lock:
             arrivals = self._arrived.setdefault((self._seq, part), {})
-            send = self._send_arrival
-            pending_sends = send(self._others, part, payload) if each is None else self._send_each(part, each)
+            own = payload if each is None else each[self.rank]
+            header = self._header(part, len(own))
+            pending_sends = self._send(self._others, header, payload) if each is None else self._send_each(part, each)
+            if not pending_sends:
+                self._take(self._others, header, len(own), arrivals)
         if pending_sends or len(arrivals) < expected:
             self._wait(
                 lambda: (
@@ -157,7 +160,7 @@ class MessageLink(DirectLink):
                 lambda: [member for member in self._others if member not in arrivals],
             )
         arrived = self._arrived.pop((self._seq, part))
-        arrived[self.rank] = self._fingerprint, payload if each is None else each[self.rank]
+        arrived[self.rank] = self._fingerprint, own
         self._compare(arrived)
         self._complete = True
         return [arrived[member][1] for member in range(self.size)]
@@ -182,8 +185,11 @@ class MessageLink(DirectLink):
         pending: list[tuple[int, Transfer]] = []
         with self._engine.lock:
             received = self._arrived.setdefault((seq, part), {}) if source is not None else {}
+            header = self._header(part, len(payload))
             if to is not None:
-                pending = self._send_arrival((to,), part, payload)
+                pending = self._send((to,), header, payload)
+            if source is not None and not pending:
+                self._take((source,), header, len(payload), received)
         self._report_at = monotonic() + self.calls.seconds
 
         def ready() -> bool:
@@ -235,7 +241,7 @@ class MessageLink(DirectLink):
             if isinstance(responses, list):
                 pending_sends, response = self._send_each(part + 1, responses), responses[root]
             else:
-                pending_sends, response = self._send_arrival(self._others, part + 1, responses), responses
+                pending_sends, response = self._send_arrival(part + 1, self._others, responses), responses
         self.finish(pending_sends)
         return response
 
@@ -322,12 +328,12 @@ class MessageLink(DirectLink):
             if other != fingerprint:
                 raise CallMismatchError
 
-    def _send_arrival(self, members: Sequence[int], part: int, payload: Payload) -> list[tuple[int, Transfer]]:
+    def _send_arrival(self, part: int, members: Sequence[int], payload: Payload) -> list[tuple[int, Transfer]]:
+        return self._send(members, self._header(part, len(payload)), payload)
+
+    def _send(self, members: Sequence[int], header: bytes, payload: Payload) -> list[tuple[int, Transfer]]:
         """Send an ENTER; return the unfinished transfers. With the engine's lock held."""
         pending_sends = []
-        header = frames.encode(
-            Opcode.ENTER, 0, self._group, self._engine.epoch, part, self._seq, 0, len(payload), self._fingerprint
-        )
         buffers = [header, payload] if len(payload) else [header]
         for member in members:
             transfer = Transfer()
@@ -336,8 +342,22 @@ class MessageLink(DirectLink):
                 pending_sends.append((member, transfer))
         return pending_sends
 
+    def _take(
+        self, members: Sequence[int], header: bytes, nbytes: int, arrivals: dict[int, tuple[int, Payload]]
+    ) -> None:
+        """Receive the arrivals with a header that come next and soon. With the engine's lock held."""
+        for member in members:
+            if member not in arrivals:
+                payload = memoryview(bytearray(nbytes))
+                if not self._engine.take(self._ranks[member], header, payload):
+                    return
+                arrivals[member] = self._fingerprint, payload
+
+    def _header(self, part: int, nbytes: int) -> bytes:
+        return frames.encode(_ENTER, 0, self._group, self._engine.epoch, part, self._seq, 0, nbytes, self._fingerprint)
+
     def _send_each(self, part: int, payloads: Sequence[Payload]) -> list[tuple[int, Transfer]]:
-        return [sent for member in self._others for sent in self._send_arrival((member,), part, payloads[member])]
+        return [sent for member in self._others for sent in self._send_arrival(part, (member,), payloads[member])]
 
     def start(
         self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]

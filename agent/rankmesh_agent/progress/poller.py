@@ -33,6 +33,7 @@ class Poller:
     Attributes:
         peers: the connections that epoll reports, by file descriptor.
         rings: the connections in shared memory, by rank; epoll reports none of their bytes: each sleep checks first.
+        sockets: the other connections, by rank.
         due: the connections to turn to at the next poll, whatever epoll reports.
         ends: reports the ends of connections alone, once each.
         wakeup_fd: the eventfd.
@@ -42,6 +43,7 @@ class Poller:
     def __init__(self, lock: threading.RLock, oversubscribed: bool) -> None:
         self.peers: dict[int, FramedConnection] = {}
         self.rings: dict[int, FramedConnection] = {}
+        self.sockets: dict[int, FramedConnection] = {}
         self.due: set[FramedConnection] = set()
         with contextlib.ExitStack() as undo:
             self._epoll = undo.enter_context(select.epoll())
@@ -51,7 +53,6 @@ class Poller:
         self.asleep = False
         self._lock = lock
         self._oversubscribed = oversubscribed
-        self._any_sockets = False
         self._spins = _SPINS_WITH_POLL if oversubscribed else _SPINS
         self._masks: dict[int, int] = {}
         self._ranks: dict[int, int] = {}
@@ -62,7 +63,7 @@ class Poller:
         """Poll a connection from now on."""
         connection = peer.connection
         if connection.medium == "tcp":
-            self._any_sockets, self._spins = True, _SPINS_WITH_POLL
+            self.sockets[peer.rank], self._spins = peer, _SPINS_WITH_POLL
             if connection.has_work(False):  # TLS: decrypted at the end of the handshake
                 self.due.add(peer)
         else:
@@ -91,6 +92,7 @@ class Poller:
         self.stop_polling(peer)
         self.due.discard(peer)
         self.rings.pop(peer.rank, None)
+        self.sockets.pop(peer.rank, None)
 
     def update(self, peer: FramedConnection) -> None:
         """Report room to send while frames are queued, and no received bytes while the connection is paused."""
@@ -120,7 +122,7 @@ class Poller:
     def sleep(self, timeout: float) -> tuple[list[FramedConnection], list[tuple[int, int]]]:
         """Spin, then sleep; return the ready connections and the events of epoll as soon as there are any."""
         # A sleep and a wakeup take longer than most messages: spin first.
-        polling = self._any_sockets
+        polling = bool(self.sockets)
         for turn in range(self._spins if core_contention.should_spin() else 0):
             ready = self.ready_peers() if self.due or self.rings else []
             events = self.poll(0) if polling or turn % POLL_INTERVAL == 0 else []

@@ -50,6 +50,10 @@ class Connection(ABC):
         """Receive ``head``, and ``into`` after it, if memory brings them next and soon; else return False."""
         return False
 
+    def recv_soon(self, buffer: memoryview) -> int:
+        """Receive as ``recv_into`` does, but poll a moment for the first bytes, where the cores are free for it."""
+        return self.recv_into(buffer)
+
     @abstractmethod
     def fileno(self) -> int:
         """Return a descriptor to poll for ``events()``."""

@@ -11,7 +11,7 @@
 Only the producer stores head and only the consumer stores tail, each after the bytes that it counts. Before it sleeps,
 a side sets its flag, checks the ring again, then polls the socket; the other side checks the flag after each store.
 Both place a lock operation between the store and the check, which x86 executes as a full fence, so one of the two sees
-the other's store.
+the other's store; Mapping.words has the order that other processors do not keep.
 
 Where the kernel lets the consumer read the producer's memory, large messages bypass the ring: the producer exposes them
 and the consumer copies them itself. The *generation* counts the producer's revocations. The producer increments it
@@ -76,11 +76,10 @@ class _Ring(object if core is None else core.Ring):  # type: ignore[misc]  # of 
     """
 
     def __init__(self, mapping: Mapping, offset: int, capacity: int, peer: str = "") -> None:
-        memory = mapping.bytes.data[offset : offset + _DATA + capacity]
-        self.words = memory[:_DATA].cast("Q")
-        self.data = memory[_DATA:]
+        self.words = mapping.words(offset, _DATA)
+        self.data = mapping.bytes.data[offset + _DATA : offset + _DATA + capacity]
         self.capacity = capacity
-        self.address = process_vm.address_of(memory)
+        self.address = mapping.address + offset
         self.position = 0
         self._peer = peer
 
@@ -313,7 +312,7 @@ class RingConnection(Connection, object if core is None else core.Rings):  # typ
 
 def _publish_address(mapping: Mapping, offset: int) -> None:
     """Write this process's pid and mapping address to its outgoing ring, for the peer's reads of its memory."""
-    words = mapping.bytes.data[offset : offset + CACHE_LINE].cast("Q")
+    words = mapping.words(offset, CACHE_LINE)
     words[_PID], words[_ADDRESS] = os.getpid(), mapping.address
 
 

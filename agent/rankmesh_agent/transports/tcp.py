@@ -30,6 +30,7 @@ from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import Handshake, accept
 from rankmesh_agent.net.sockets import bind, peer_closed, probe_idle_peer, silent_seconds
+from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.net.tls_socket import buffered, committed
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
@@ -47,6 +48,8 @@ _TCP_CLOSE = b"\7"
 """First byte of struct tcp_info: the state of a connection that is over."""
 _IOV_MAX = 1024
 """Buffers of one system call (IOV_MAX)."""
+_SPINS, _SPINS_A_YIELD = 64, 8
+"""Receives that may find nothing before a wait sleeps: about the duration of a wakeup and of a peer's call."""
 
 PROPOSAL = struct.Struct("!BQ80s32s")
 """The client sends this with its HELLO: 1 and size, name and nonce of a shared memory file, or 0 to stay on TCP."""
@@ -74,6 +77,7 @@ class TcpConnection(Connection):
         self.socket = sock
         self.peer = peer
         self._fileno = sock.fileno()
+        self._own_cores = False
 
     def configure_for_data(self) -> None:
         """Enlarge the socket buffers and probe an idle peer: this connection carries arrays, not only a handshake."""
@@ -81,6 +85,7 @@ class TcpConnection(Connection):
         probe_idle_peer(self.socket)
 
     def use_aggressive_mode(self) -> None:
+        self._own_cores = True
         with contextlib.suppress(OSError):  # the connection has ended, which the next call reports
             if self.socket.getpeername()[0] == self.socket.getsockname()[0]:
                 self._set_buffers(_CACHED_BUFFER)
@@ -106,6 +111,19 @@ class TcpConnection(Connection):
         if not received and len(buffer):
             raise connection_lost(self.peer)
         return received
+
+    def recv_soon(self, buffer: memoryview) -> int:
+        receive = self.socket.recv_into
+        if self._own_cores and core_contention.should_spin():
+            for turn in range(1, _SPINS):
+                try:
+                    return receive(buffer) or self.recv_into(buffer)  # 0: the connection has ended
+                except BlockingIOError:
+                    if turn % _SPINS_A_YIELD == 0 and not core_contention.yield_core():
+                        break
+                except OSError:
+                    break
+        return self.recv_into(buffer)
 
     def fileno(self) -> int:
         return self._fileno

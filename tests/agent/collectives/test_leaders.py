@@ -16,6 +16,7 @@ from rankmesh_agent.collectives import hosts
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.message_link import MessageLink
+from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -64,14 +65,14 @@ def check_it_goes_on(members: LocalCommunicator) -> None:
 @pytest.mark.parametrize("call", [LocalCommunicator.barrier, all_reduce, broadcast], ids=lambda call: call.__name__)
 def test_only_leaders_send(ranks: World, call: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     sent: Counter[int] = Counter()
-    send = MessageLink._send_arrival
+    send = MessageLink._send
 
-    def counted(link: MessageLink, members: Any, part: int, *rest: Any) -> Any:
-        if part < 1000:  # not an announcement
+    def counted(link: MessageLink, members: Any, header: bytes, payload: Any) -> Any:
+        if frames.decode(header).part < 1000:  # not an announcement
             sent[link.rank] += len(members)
-        return send(link, members, part, *rest)
+        return send(link, members, header, payload)
 
-    monkeypatch.setattr(MessageLink, "_send_arrival", counted)
+    monkeypatch.setattr(MessageLink, "_send", counted)
     ranks.run(lambda members: call(members, NOW))
     assert set(sent) <= LEADERS
     assert max(sent.values()) <= 3
