@@ -379,7 +379,6 @@ FAULTS = [
     Fault(N + "messages.pxi", "self.engine.driven or len(self.posted) or", "self.engine.driven or", CORE_MESSAGES, "a receive overtakes one that was posted before"),
     Fault(N + "messages.pxi", "        if peer._begin != peer._end or peer._header is not None or peer._to_discard:\n            return False\n", "", CORE_MESSAGES, "a message is found in another one's bytes"),
     Fault(N + "messages.pxi", "        if memcmp(header, <char *>message.header, HEADER_BYTES):\n            return False\n", "", CORE_MESSAGES, "another message is received"),
-    Fault(N + "messages.pxi", "if count > message.nbytes or not count and", "if not count and", CORE_MESSAGES, "a head that goes back leads out of the array"),
     Fault(N + "messages.pxi", "        message.credit.unreturned += message.cost\n", "", CORE_MESSAGES, "credit is never returned"),
     Fault(N + "records.pxi", "        self.nbytes += nbytes\n", "", CORE, "bytes are not counted"),
     Fault(N + "records.pxi", "            self.count += 1\n", "", CORE, "calls are not recorded"),

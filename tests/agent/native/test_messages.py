@@ -13,6 +13,7 @@ import pytest
 from support.threads import NOW, World, world
 
 from rankmesh_agent import native
+from rankmesh_agent.progress.matching import WINDOW
 from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.wire.errors import DistBackendError, DistNetworkError, GroupAbortedError
 
@@ -61,6 +62,9 @@ def test_what_it_carries(pair: World, dtype: Any, count: int) -> None:
         assert received.tobytes() == sent.tobytes()
         assert back.tobytes() == before
         received[:] = 0
+    credit = pair.communicators[0].matcher.credits[1]
+    cost = 200 * max(sent.nbytes, 1024)
+    assert (credit.available, credit.unreturned) == (WINDOW - cost, cost)
     for rank, op in enumerate(["recv", "send"]):
         messages = pair.communicators[rank].messages
         stats = messages.op_stats()[op]
