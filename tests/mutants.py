@@ -227,7 +227,7 @@ FAULTS = [
     Fault(P + "matching.py", " and cost <= credit.available:", ":", MATCHING, "eager messages fill the receiver's memory"),
     Fault(P + "message_queues.py", "return next(iter(queue)) if queue", "return next(reversed(queue)) if queue", MATCHING, "messages overtake each other"),
     Fault(P + "message_queues.py", "return min(named[0], wild[0]", "return max(named[0], wild[0]", QUEUES, "receives overtake each other"),
-    Fault(P + "matching.py", "if credit.unreturned >= WINDOW // 4:", "if credit.unreturned >= 2 * WINDOW:", MATCHING, "credit is never given back"),
+    Fault(P + "matching.py", "if credit.unreturned < WINDOW // 4:", "if credit.unreturned < 2 * WINDOW:", MATCHING, "credit is never given back"),
     Fault(P + "matching.py", "min(WINDOW, credit.available + header.total)", "credit.available + header.total", MATCHING, "a peer gives credit without end"),
     Fault(P + "matching.py", ".available += max(header.length, _MIN_COST)", ".available += 0", MATCHING, "a cancelled send costs credit for good"),
     Fault(P + "matching.py", "self.receives.restore(waiting)", "self.receives.post(waiting)", MATCHING, "a withdrawn message costs a receive its place"),
@@ -324,7 +324,7 @@ FAULTS = [
     Fault(CALLS + "plain.py", "bit_length() // 8 + 1", "bit_length() // 8 + (value.bit_length() % 8 > 0)", PLAIN, "integers of full bytes change their sign"),
     Fault(CALLS + "serialize.py", '.copy("K"))', ")", SERIALIZE, "an array cannot be changed"),
     Fault(CALLS + "serialize.py", "or len(apart) == MAX_APART:", "or False:", SERIALIZE, "a record has no place for a size"),
-    Fault(CALLS + "serialize.py", "    if refusal := _pickle_refusal():\n        raise Protocol", "    if False:\n        raise Protocol", SERIALIZE, "a rank that must not read a pickle runs its code"),
+    Fault(CALLS + "serialize.py", "    if refusal := _pickle_refusal(weights_only):\n        raise Protocol", "    if False:\n        raise Protocol", SERIALIZE, "a rank that must not read a pickle runs its code"),
     # The launcher
     Fault(LAUNCHER + "supervisor.py", "item[1].signal is None", "0", LAUNCH, "the rank that a signal killed is not the first to fail"),
     Fault(LAUNCHER + "rank.py", "            self.sent = number\n", "            pass\n", LAUNCH, "Ctrl-C is reported as a rank's failure"),

@@ -112,7 +112,10 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
         if link.rank == first and mapping is not None:
             mapping.release()
     if not verdict and mapping is not None:
-        return Segment(mapping, here.index(link.rank), len(here), slot_bytes, options.oversubscribed)
+        segment = Segment(mapping, here.index(link.rank), len(here), slot_bytes, options.oversubscribed)
+        if agreement.shares_cores:  # a step takes longer than what the cache saves
+            segment.chunk_bytes = slot_bytes
+        return segment
     refuser, _, reason = verdict.decode(errors="replace").partition(" ")
     if options.strict:
         raise DistNetworkError(

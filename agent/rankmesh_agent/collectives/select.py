@@ -160,7 +160,10 @@ TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
         Row(gather.direct_link),
     ),
     (OpType.SCATTER, "segment"): (Row(scatter.over_segment),),
-    (OpType.SCATTER, "reads"): (Row(scatter.over_segment, {2: 4 * _MIB, 4: 2 * _MIB}), Row(scatter.direct_segment)),
+    (OpType.SCATTER, "reads"): (
+        Row(scatter.over_segment, {2: 2 * _MIB, 4: 512 * _KIB, 8: 256 * _KIB}),
+        Row(scatter.direct_segment),
+    ),
     (OpType.SCATTER, "registered"): (
         Row(scatter.over_segment, {2: 64 * _KIB, 4: 256 * _KIB}),
         Row(scatter.direct_segment),

@@ -24,7 +24,6 @@ from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.shared_memory.segment import Segment
-from rankmesh_agent.shared_memory.slots import CHUNK_BYTES
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import OpStats
 
@@ -86,7 +85,7 @@ class NativeCalls:
             return None
         counts = self._counts.setdefault(call.name, self._core.Counts())
         root = -1 if call.root is None else self._state.global_ranks.index(call.root)
-        room, first = min(segment.slot_bytes, CHUNK_BYTES), 0
+        room, first = segment.chunk_bytes if call.reduce_op is None else segment.slot_bytes, 0
         if call.kind in _IN_LANES and call.dtype is not None:
             room = segment.lane(call.dtype) * call.dtype.itemsize
             first = segment.rank * room
@@ -98,12 +97,15 @@ class NativeCalls:
 
     def added_to(self, stats: Mapping[str, OpStats]) -> dict[str, OpStats]:
         """Return statistics by operation, with those of the core's calls."""
-        found = dict(stats)
-        for name, counts in self._counts.copy().items():
-            nbytes, seconds, buckets = counts.totals()
-            found[name] = OpStats(nbytes, seconds, 0, buckets)
-            found[name].add(stats[name])
-        return found
+        return dict(stats) | {name: total(stats[name], counts) for name, counts in self._counts.copy().items()}
+
+
+def total(stats: OpStats, counts: Any) -> OpStats:
+    """Return the sum of an operation's statistics and those of the core's calls."""
+    nbytes, seconds, buckets = counts.totals()
+    found = OpStats(nbytes, seconds, 0, buckets)
+    found.add(stats)
+    return found
 
 
 def _arrays(kind: OpType, rank: int, root: int, size: int) -> tuple[int, int, int, int] | None:

@@ -71,6 +71,7 @@ cdef extern from *:
     void wake_sleepers(uint64_t *word) noexcept nogil
     void sleep_while(uint64_t *word, uint64_t value, long nanoseconds) noexcept nogil
     int sched_yield() noexcept nogil
+    uint32_t CHECKSUM "SOURCES"
 
 cdef enum:
     CONTIGUOUS_ALIGNED = 0x101  # flags of an array
@@ -131,21 +132,18 @@ cdef class State:
     cdef public uint64_t seq
 
 
-cdef class Plan:
+cdef class Plan(Recorded):
     """A plan as the core carries it out.
 
     Args:
-        owner: the state of the group, as records name it.
-        call: the call.
-        counts: statistics that count it.
+        owner, call, counts: see Recorded.
         place: the root's group rank, the bytes for an array in a slot, the first of them for this rank in each rank's
             slot, and the most that an array may have.
         arrays: the number that this rank reads, and the number that it writes; the one of the former that no other rank
             reads, and the one of the latter that it copies from its own: -1 for none.
     """
 
-    cdef object owner, call, dtype  # nothing that keeps the memory mapped: records refer to plans
-    cdef Counts counts
+    cdef object dtype
     cdef uint64_t fingerprint
     cdef int kind, op, root, inputs, outputs, own_input, own_output, in_at, form
     cdef Py_ssize_t count, itemsize, lane, offset, most
@@ -153,7 +151,7 @@ cdef class Plan:
     def __init__(self, owner, call, Counts counts, tuple place, tuple arrays):
         self.root, self.lane, self.offset, self.most = place
         self.inputs, self.outputs, self.own_input, self.own_output = arrays
-        self.owner, self.call, self.counts = owner, call, counts
+        Recorded.__init__(self, owner, call, counts)
         self.kind, self.dtype, self.count, self.fingerprint = call.kind, call.dtype, call.count, call.fingerprint
         self.op = -1 if call.reduce_op is None else call.reduce_op.value
         self.in_at = self.kind not in (ALL_REDUCE, BROADCAST, REDUCE)
@@ -394,7 +392,7 @@ cdef class Calls:
         cdef int rank
         for rank in range(self.size):
             line = &self.lines[rank]
-            if load_acquire(&line.count) >= steps or self.spin(&line.count, steps):
+            if spin(&line.count, steps, self.oversubscribed, self.contention, self):
                 continue
             self.hold()
             store_release(&line.sleepers, 1)
@@ -406,29 +404,6 @@ cdef class Calls:
                 if load_acquire(&line.count) < steps:  # a rank is at most one step behind, if it obeys the rules
                     return False
         return True
-
-    cdef bint spin(self, uint64_t *word, uint64_t value) except -1:
-        """See Slots._wait and CoreContention."""
-        cdef int looks = 1 if self.oversubscribed else SPINS
-        cdef int most = YIELDS if self.oversubscribed else SPIN_ROUNDS * SPINS, look
-        cdef double first = monotonic(), began, now
-        if first < <double>self.contention.free_at:
-            return False
-        for look in range(1, most + 1):
-            if load_acquire(word) >= value:
-                return True
-            relax()
-            if look % looks == 0:
-                began = monotonic()
-                sched_yield()
-                now = monotonic()
-                if now - began >= TIME_SLICE:
-                    self.hold()
-                    self.contention.lose_time_slice(began, now)
-                    break
-                if now - first >= MAX_SPIN:
-                    break
-        return load_acquire(word) >= value
 
     cdef bint matches(self) noexcept:
         """Return whether all ranks make the same call, an all_to_all with the same lengths."""
@@ -479,11 +454,42 @@ cdef class Calls:
         cdef Plan plan = self.plan
         if not self.held:
             self.state.call, self.state.seq = plan.call, self.seq
-        plan.counts.add(self.nbytes, ended - self.started)
-        self.records.put(plan, Ended(self.seq, self.nbytes, self.started, ended))
+        self.records.end(plan, Ended(self.seq, self.nbytes, self.started, ended))
         return 0
 
 
+cdef bint spin(uint64_t *word, uint64_t value, bint oversubscribed, contention, Calls calls) except -1:
+    """Wait a moment for a word; return whether it has the value. See Slots._wait and CoreContention."""
+    cdef int looks = 1 if oversubscribed else SPINS
+    cdef int most = YIELDS if oversubscribed else SPIN_ROUNDS * SPINS, look
+    cdef double first, began, now
+    if load_acquire(word) >= value:
+        return True
+    first = monotonic()
+    if first < <double>contention.free_at:
+        return False
+    for look in range(1, most + 1):
+        if load_acquire(word) >= value:
+            return True
+        relax()
+        if look % looks == 0:
+            began = monotonic()
+            sched_yield()
+            now = monotonic()
+            if now - began >= TIME_SLICE:
+                if calls is not None:
+                    calls.hold()
+                contention.lose_time_slice(began, now)
+                break
+            if now - first >= MAX_SPIN:
+                break
+    return load_acquire(word) >= value
+
+
+include "messages.pxi"
+
+
+SOURCES = CHECKSUM  # of the files that this was built from, which the build computes
 _array = numpy.frombuffer(bytes(24))  # read-only
 _fields = _array.__array_interface__["data"][0], 1, 3, id(_array.dtype), CONTIGUOUS_ALIGNED
 cdef ArrayFields *_c = <ArrayFields *><PyObject *>_array

@@ -46,9 +46,9 @@ _FULL_SLOTS = 32
 """Ranks on a host beyond which slots shrink."""
 NOTES = 4
 """Words for each rank in a rank's note."""
-CHUNK_BYTES = 1 << 19
-"""Most bytes that are copied through a slot at a time: both turns of all ranks stay in the cache. Copies of 1 MiB at a
-time between 2 ranks took up to twice as long, those of 128 KiB a tenth longer."""
+_CHUNK_BYTES = 1 << 19
+"""Of what is copied through a slot at a time: both turns of the slots stay in the cache. Between 2 ranks, copies of
+1 MiB at a time took up to twice as long, those of 128 KiB a tenth longer."""
 _YIELDS = 20
 """Checks before a rank on an oversubscribed host sleeps, each before a yield of the core."""
 _SPIN_ROUNDS, _SPINS = 64, 16
@@ -78,12 +78,16 @@ class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of
         size: number of ranks in the group.
         slot_bytes: bytes of a slot.
         oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
+
+    Attributes:
+        chunk_bytes: most bytes that are copied through a slot at a time; the same at all ranks.
     """
 
     def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, oversubscribed: bool) -> None:
         self.rank = rank
         self.size = size
         self.slot_bytes = slot_bytes
+        self.chunk_bytes = min(slot_bytes, _CHUNK_BYTES)
         self.mapping = mapping
         self._words = mapping.words(0, size * CACHE_LINE)
         self._addresses = [mapping.address + rank * CACHE_LINE for rank in range(size)]
@@ -136,7 +140,7 @@ class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of
 
     def chunk(self, dtype: np.dtype[Any]) -> int:
         """Return the number of elements that are copied through a slot at a time."""
-        return min(self.slot_bytes, CHUNK_BYTES) // dtype.itemsize
+        return self.chunk_bytes // dtype.itemsize
 
     def slots(self, dtype: np.dtype[Any], count: int) -> list[Typed]:
         """Begin a step; return the slots of all ranks in the next turn, by rank, as arrays of ``count`` elements."""

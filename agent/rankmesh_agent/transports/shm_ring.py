@@ -31,6 +31,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankmesh_agent.native import core
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.fork import reset_after_fork
 from rankmesh_agent.net.spin import core_contention
@@ -58,7 +59,7 @@ _TAKE_SPINS = 256
 _fence = reset_after_fork(threading.Lock())
 
 
-class _Ring:
+class _Ring(object if core is None else core.Ring):  # type: ignore[misc]  # of position, capacity and address
     """The ring of one direction: a view of its lines and its data.
 
     The peer can write to all of this memory, so each side keeps its own counter, and checks the peer's.
@@ -70,7 +71,7 @@ class _Ring:
         peer: description of the peer.
 
     Attributes:
-        words: the lines.
+        words, address: the lines.
         position: this side's own counter: the head of the producer, the tail of the consumer.
     """
 
@@ -78,6 +79,7 @@ class _Ring:
         self.words = mapping.words(offset, _DATA)
         self.data = mapping.bytes.data[offset + _DATA : offset + _DATA + capacity]
         self.capacity = capacity
+        self.address = mapping.address + offset
         self.position = 0
         self._peer = peer
 
@@ -184,7 +186,7 @@ def _closed_ring() -> _Ring:
     return ring
 
 
-class RingConnection(Connection):
+class RingConnection(Connection, object if core is None else core.Rings):  # type: ignore[misc]  # of both rings
     """One end of a pair of rings.
 
     Args:

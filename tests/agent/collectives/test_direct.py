@@ -63,6 +63,7 @@ def short_rows() -> Iterator[None]:
     """Have the table take the algorithms for long arrays from two slots on, so that short ones see them all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(all_to_all, "_LONG", SLOT_BYTES)
+        patch.setattr(all_to_all, "_LONG_READS", 0)
         for (kind, medium), (first, *rest) in TABLE.items():
             if medium == "reads":
                 patch.setitem(TABLE, (kind, medium), (first._replace(limits={2: 2 * SLOT_BYTES}), *rest))
