@@ -2,11 +2,10 @@
 
 A call takes the first row of its collective and medium whose limit it does not exceed. Limits up to MEASURED_RANKS are
 measured: ``python -m benchmarks.tune`` finds and prints them. Measured: 2026-11-21, those of 6 and 8 ranks over
-messages 2026-11-23, on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669; that of scatter over reads 2026-11-23 on Intel Xeon, 2
-cores. Those of several hosts are older: a single host cannot measure them. Limits for more ranks over messages are
-calculated, not measured: algorithms of log2 size steps for short arrays, of the fewest bytes for long ones, for 80 us a
-message and 0.35 ns a byte. From 17 ranks on, no rank addresses all others, except the root of long arrays of gather and
-scatter.
+messages 2026-11-23, that of scatter over reads 2026-11-28, on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669. Those of
+several hosts are older: a single host cannot measure them. Limits for more ranks over messages are calculated, not
+measured: algorithms of log2 size steps for short arrays, of the fewest bytes for long ones, for 80 us a message and
+0.35 ns a byte. From 17 ranks on, no rank addresses all others, except the root of long arrays of gather and scatter.
 """
 
 from __future__ import annotations
