@@ -61,7 +61,9 @@ WRONG = "sdk/test_wrong_calls.py"
 GPU_FAILURE = "gpu/test_failure.py"
 GROUPS = "agent/group agent/backends"
 FILES = "agent/shared_memory/test_mapping.py"
-CORE = "agent/native/test_calls.py sdk/test_native.py"
+CORE = "sdk/test_native.py"
+CORE_CALLS = "agent/native/test_calls.py"
+CORE_BITS = f"{CORE} -k bit_for_bit"
 STAGING = "agent/remote/test_staging.py security/test_hostile_staging.py"
 RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
@@ -348,28 +350,28 @@ FAULTS = [
     Fault(LAUNCHER + "failure.py", "cause if cause is not None and self.has_failed(self.cause) else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
     # The compiled core
     Fault(N + "core.pyx", "            self.segment._turn ^= 1\n", "            self.segment._turn = 1\n", CORE, "a slot is written while it is read"),
-    Fault(N + "core.pyx", "own.fingerprints[self.seq & 1] =", "own.fingerprints[0] =", CORE, "every second fingerprint is the one before"),
+    Fault(N + "core.pyx", "own.fingerprints[self.seq & 1] =", "own.fingerprints[0] =", CORE_CALLS, "every second fingerprint is the one before"),
     Fault(N + "core.pyx", "self.lines[rank].fingerprints[word] != fingerprint", "fingerprint == 0", CORE, "different calls go unnoticed"),
     Fault(N + "core.pyx", "plan.kind == ALL_TO_ALL and memcmp(", "plan.kind < 0 and memcmp(", CORE, "lengths that do not fit go unnoticed"),
     Fault(N + "core.pyx", "if load_acquire(&line.count) >= steps or", "if load_acquire(&line.count) + 1 >= steps or", CORE, "a rank does not wait for the last step"),
     Fault(N + "core.pyx", "                self.segment._steps -= 1\n", "", CORE, "a step that Python resumes is counted twice"),
-    Fault(N + "core.pyx", "        if sleepers or load_acquire(&own.sleepers):\n", "        if load_acquire(&own.sleepers):\n", CORE, "a sleeper whose flag is cleared is not woken"),
-    Fault(N + "core.pyx", "            wake_sleepers(&own.count)\n", "            pass\n", CORE, "sleepers are not woken"),
-    Fault(N + "core.pyx", "            store_release(&line.sleepers, 1)\n", "", CORE, "nobody learns that a rank sleeps"),
+    Fault(N + "core.pyx", "        if sleepers or load_acquire(&own.sleepers):\n", "        if load_acquire(&own.sleepers):\n", CORE_CALLS, "a sleeper whose flag is cleared is not woken"),
+    Fault(N + "core.pyx", "            wake_sleepers(&own.count)\n", "            pass\n", CORE_CALLS, "sleepers are not woken"),
+    Fault(N + "core.pyx", "            store_release(&line.sleepers, 1)\n", "", CORE_CALLS, "nobody learns that a rank sleeps"),
     Fault(N + "core.pyx", "if plan.inputs == 1 and self.rank < 2:", "if plan.inputs == 1 and self.rank < 3:", CORE, "rank 2 reduces an array that it overwrites"),
     Fault(N + "core.pyx", "slot + i * plan.lane", "slot + i * nbytes", CORE, "a rank finds its part at another place"),
-    Fault(N + "core.pyx", "array.flags & flags != flags", "False", CORE, "a read-only array is written"),
-    Fault(N + "core.pyx", "            if array.dimensions[0] != self.count * parts:\n                return False\n", "", CORE, "the end of a longer array stays as it was"),
-    Fault(N + "core.pyx", "options[3] is not None or self.state.failure is not None", "options[3] is not None", CORE, "a call begins after the group's end"),
-    Fault(N + "reductions.pxi", "(bits + 0x7fff + (bits >> 16 & 1)) >> 16", "(bits + 0x8000) >> 16", CORE, "ties of bfloat16 are rounded up"),
-    Fault(N + "reductions.pxi", "0xfff + (size >> 13 & 1)", "0x1000", CORE, "ties of float16 are rounded up"),
-    Fault(N + "reductions.pxi", "(one > other) == largest", "(one < other) == largest", CORE, "MAX gives the minimum"),
-    Fault(N + "reductions.pxi", " and signbit(one) == signbit(other)", "", CORE, "MIN of zeros has another sign"),
-    Fault(N + "reductions.pxi", "        if part == out:\n            before, part = part, before\n", "", CORE, "the first part is lost where the second is overwritten"),
-    Fault(N + "reductions.pxi", "    return not nan\n", "    return True\n", CORE, "NaN has other bits"),
-    Fault(N + "reductions.pxi", "                special |= (part[i] & 0x7c00) == 0x7c00\n", "", CORE, "infinity of float16 becomes a number"),
-    Fault(N + "records.pxi", "        self.nbytes += nbytes\n", "", CORE, "bytes are not counted"),
-    Fault(N + "records.pxi", "            self.count += 1\n", "", CORE, "calls are not recorded"),
+    Fault(N + "core.pyx", "array.flags & flags != flags", "False", CORE_CALLS, "a read-only array is written"),
+    Fault(N + "core.pyx", "            if array.dimensions[0] != self.count * parts:\n                return False\n", "", CORE_CALLS, "the end of a longer array stays as it was"),
+    Fault(N + "core.pyx", "options[3] is not None or self.state.failure is not None", "options[3] is not None", CORE_CALLS, "a call begins after the group's end"),
+    Fault(N + "reductions.pxi", "(bits + 0x7fff + (bits >> 16 & 1)) >> 16", "(bits + 0x8000) >> 16", CORE_BITS, "ties of bfloat16 are rounded up"),
+    Fault(N + "reductions.pxi", "0xfff + (size >> 13 & 1)", "0x1000", CORE_BITS, "ties of float16 are rounded up"),
+    Fault(N + "reductions.pxi", "(one > other) == largest", "(one < other) == largest", CORE_BITS, "MAX gives the minimum"),
+    Fault(N + "reductions.pxi", " and signbit(one) == signbit(other)", "", CORE_BITS, "MIN of zeros has another sign"),
+    Fault(N + "reductions.pxi", "        if part == out:\n            before, part = part, before\n", "", CORE_BITS, "the first part is lost where the second is overwritten"),
+    Fault(N + "reductions.pxi", "    return not nan\n", "    return True\n", CORE_BITS, "NaN has other bits"),
+    Fault(N + "reductions.pxi", "                special |= (part[i] & 0x7c00) == 0x7c00\n", "", CORE_BITS, "infinity of float16 becomes a number"),
+    Fault(N + "records.pxi", "        self.nbytes += nbytes\n", "", f"{CORE} -k counted", "bytes are not counted"),
+    Fault(N + "records.pxi", "            self.count += 1\n", "", f"{CORE} -k counted", "calls are not recorded"),
     # Access without a token, and files
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "        if int(inode):", "        if True:", PEERS, "a closed connection counts as root's (/proc)"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "    if uid not in (own, 0):", "    if False:", PEERS, "all users are served"),
