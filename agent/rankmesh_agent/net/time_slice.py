@@ -19,12 +19,12 @@ _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 _RESET_ON_FORK = 1
 """Flag: children and later threads have the kernel's slice. Those of a nice value below 0 would lose that, too."""
 _SHORTEST = 100_000
-_libc = ctypes.CDLL(None)
+_libc = None if _SET_ATTRIBUTES is None else ctypes.CDLL(None)
 
 
 def shorten_time_slice() -> None:
     """Ask for the shortest slice for this thread, unless its user has given it a priority; do nothing if refused."""
-    if _SET_ATTRIBUTES is not None and os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_OTHER:
+    if _libc is not None and os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_OTHER:
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         if nice >= 0:
             _libc.syscall(
