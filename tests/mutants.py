@@ -64,6 +64,7 @@ FILES = "agent/shared_memory/test_mapping.py"
 CORE = "sdk/test_native.py"
 CORE_CALLS = "agent/native/test_calls.py"
 CORE_BITS = f"{CORE} -k bit_for_bit"
+CORE_MESSAGES = "agent/native/test_messages.py security/test_hostile_ring.py"
 STAGING = "agent/remote/test_staging.py security/test_hostile_staging.py"
 RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
@@ -352,7 +353,7 @@ FAULTS = [
     Fault(N + "core.pyx", "own.fingerprints[self.seq & 1] =", "own.fingerprints[0] =", CORE_CALLS, "every second fingerprint is the one before"),
     Fault(N + "core.pyx", "self.lines[rank].fingerprints[word] != fingerprint", "fingerprint == 0", CORE, "different calls go unnoticed"),
     Fault(N + "core.pyx", "plan.kind == ALL_TO_ALL and memcmp(", "plan.kind < 0 and memcmp(", CORE, "lengths that do not fit go unnoticed"),
-    Fault(N + "core.pyx", "if load_acquire(&line.count) >= steps or", "if load_acquire(&line.count) + 1 >= steps or", CORE, "a rank does not wait for the last step"),
+    Fault(N + "core.pyx", "if spin(&line.count, steps,", "if spin(&line.count, steps - 1,", CORE, "a rank does not wait for the last step"),
     Fault(N + "core.pyx", "                self.segment._steps -= 1\n", "", CORE, "a step that Python resumes is counted twice"),
     Fault(N + "core.pyx", "        if sleepers or load_acquire(&own.sleepers):\n", "        if load_acquire(&own.sleepers):\n", CORE_CALLS, "a sleeper whose flag is cleared is not woken"),
     Fault(N + "core.pyx", "            wake_sleepers(&own.count)\n", "            pass\n", CORE_CALLS, "sleepers are not woken"),
@@ -369,6 +370,18 @@ FAULTS = [
     Fault(N + "reductions.pxi", "        if part == out:\n            before, part = part, before\n", "", CORE_BITS, "the first part is lost where the second is overwritten"),
     Fault(N + "reductions.pxi", "    return not nan\n", "    return True\n", CORE_BITS, "NaN has other bits"),
     Fault(N + "reductions.pxi", "                special |= (part[i] & 0x7c00) == 0x7c00\n", "", CORE_BITS, "infinity of float16 becomes a number"),
+    Fault(N + "messages.pxi", "min(nbytes, self.capacity - at)", "nbytes", CORE_MESSAGES, "a message crosses the ring's end"),
+    Fault(N + "messages.pxi", "self.acquire(False) is not True", "False", CORE_MESSAGES, "a message is written beside another thread's"),
+    Fault(N + "messages.pxi", "type(tag) is not int or self.state.failure is not None", "type(tag) is not int", CORE_MESSAGES, "a message is sent after the group's end"),
+    Fault(N + "messages.pxi", "or len(message.peer.outgoing) or", "or", CORE_MESSAGES, "a message overtakes those that are queued"),
+    Fault(N + "messages.pxi", " or message.cost > message.credit.available:", ":", CORE_MESSAGES, "messages fill the receiver's memory"),
+    Fault(N + "messages.pxi", " or end - read > ring.capacity:", ":", CORE_MESSAGES, "a message overwrites those that are not read yet"),
+    Fault(N + "messages.pxi", "            (<object>rings)._ring_doorbell(ring, READER_SLEEPS)\n", "            pass\n", CORE_MESSAGES, "a rank that sleeps is not woken by a message"),
+    Fault(N + "messages.pxi", "self.engine.driven or len(self.posted) or", "self.engine.driven or", CORE_MESSAGES, "a receive overtakes one that was posted before"),
+    Fault(N + "messages.pxi", "        if peer._begin != peer._end or peer._header is not None or peer._to_discard:\n            return False\n", "", CORE_MESSAGES, "a message is found in another one's bytes"),
+    Fault(N + "messages.pxi", "        if memcmp(header, <char *>message.header, HEADER_BYTES):\n            return False\n", "", CORE_MESSAGES, "another message is received"),
+    Fault(N + "messages.pxi", "if count > message.nbytes or not count and", "if not count and", CORE_MESSAGES, "a head that goes back leads out of the array"),
+    Fault(N + "messages.pxi", "        message.credit.unreturned += message.cost\n", "", CORE_MESSAGES, "credit is never returned"),
     Fault(N + "records.pxi", "        self.nbytes += nbytes\n", "", f"{CORE} -k counted", "bytes are not counted"),
     Fault(N + "records.pxi", "            self.count += 1\n", "", f"{CORE} -k counted", "calls are not recorded"),
     # Access without a token, and files
