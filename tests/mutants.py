@@ -64,6 +64,7 @@ FILES = "agent/shared_memory/test_mapping.py"
 CORE = "sdk/test_native.py"
 CORE_CALLS = "agent/native/test_calls.py"
 CORE_BITS = f"{CORE} -k bit_for_bit"
+CORE_MESSAGES = "agent/native/test_messages.py security/test_hostile_ring.py"
 STAGING = "agent/remote/test_staging.py security/test_hostile_staging.py"
 RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
@@ -143,7 +144,7 @@ FAULTS = [
     Fault(C + "barrier.py", "    segment.step()", "    pass", SEGMENT, "nobody waits in a barrier"),
     # Algorithms over messages
     Fault(C + "all_reduce.py", "    if link.rank:\n", "    if link.rank > 1:\n", ALL_REDUCE, "rank 1 gets no result"),
-    Fault(C + "select.py", "Row(all_reduce.direct_link, {2: ANY, 17: NEVER}, only=\"wide\")", "Row(all_reduce.direct_link, {2: NEVER}, only=\"wide\")", SELECT, "few ranks pass on partial results that are longer"),
+    Fault(C + "select.py", "Row(all_reduce.direct_link, {2: ANY, 17: NEVER})", "Row(all_reduce.direct_link, {2: NEVER})", SELECT, "few ranks pass on partial results that are longer"),
     Fault(C + "all_reduce.py", "if 2 * distance == power else None", "if distance == power else None", ALL_REDUCE, "halving never divides an average"),
     Fault(C + "all_reduce.py", "reversed(swapped)", "swapped", ALL_REDUCE, "halves are swapped back in the wrong order"),
     Fault(C + "all_reduce.py", "split[(rank - step + 2) % size]", "split[(rank - step + 1) % size]", ALL_REDUCE, "the ring passes on the wrong share"),
@@ -169,7 +170,6 @@ FAULTS = [
     Fault(C + "hosts.py", "by = root_host if len(topology.layout) == 2 else range(len(topology.layout))", "by = root_host", HOSTS, "the root's host receives every host's array"),
     Fault(C + "hosts.py", "slots[topology.local_rank % topology.leaders][places", "slots[0][places", HOSTS, "a rank takes its output from another leader"),
     # Selection
-    Fault("agent/rankmesh_agent/backends/cpu.py", "wide=wide, ", "", SELECT, "few ranks pass on partial results that are longer"),
     Fault(C + "select.py", "ANY if slot_bytes is None else", "ANY if slot_bytes else", SELECT, "the limit of a slot is never"),
     Fault(C + "select.py", "if ranks <= size", "if ranks >= size", SELECT, "limits of a larger group are taken"),
     Fault(C + "select.py", "nbytes <= min(", "nbytes < min(", SELECT, "an array of just the limit takes the next"),
@@ -370,6 +370,18 @@ FAULTS = [
     Fault(N + "reductions.pxi", "        if part == out:\n            before, part = part, before\n", "", CORE_BITS, "the first part is lost where the second is overwritten"),
     Fault(N + "reductions.pxi", "    return not nan\n", "    return True\n", CORE_BITS, "NaN has other bits"),
     Fault(N + "reductions.pxi", "                special |= (part[i] & 0x7c00) == 0x7c00\n", "", CORE_BITS, "infinity of float16 becomes a number"),
+    Fault(N + "messages.pxi", "min(nbytes, self.capacity - at)", "nbytes", CORE_MESSAGES, "a message crosses the ring's end"),
+    Fault(N + "messages.pxi", "self.acquire(False) is not True", "False", CORE_MESSAGES, "a message is written beside another thread's"),
+    Fault(N + "messages.pxi", "type(tag) is not int or self.state.failure is not None", "type(tag) is not int", CORE_MESSAGES, "a message is sent after the group's end"),
+    Fault(N + "messages.pxi", "or len(message.peer.outgoing) or", "or", CORE_MESSAGES, "a message overtakes those that are queued"),
+    Fault(N + "messages.pxi", " or message.cost > message.credit.available:", ":", CORE_MESSAGES, "messages fill the receiver's memory"),
+    Fault(N + "messages.pxi", " or end - read > ring.capacity:", ":", CORE_MESSAGES, "a message overwrites those that are not read yet"),
+    Fault(N + "messages.pxi", "            (<object>rings)._ring_doorbell(ring, READER_SLEEPS)\n", "            pass\n", CORE_MESSAGES, "a rank that sleeps is not woken by a message"),
+    Fault(N + "messages.pxi", "self.engine.driven or len(self.posted) or", "self.engine.driven or", CORE_MESSAGES, "a receive overtakes one that was posted before"),
+    Fault(N + "messages.pxi", "        if peer._begin != peer._end or peer._header is not None or peer._to_discard:\n            return False\n", "", CORE_MESSAGES, "a message is found in another one's bytes"),
+    Fault(N + "messages.pxi", "        if memcmp(header, <char *>message.header, HEADER_BYTES):\n            return False\n", "", CORE_MESSAGES, "another message is received"),
+    Fault(N + "messages.pxi", "if count > message.nbytes or not count and", "if not count and", CORE_MESSAGES, "a head that goes back leads out of the array"),
+    Fault(N + "messages.pxi", "        message.credit.unreturned += message.cost\n", "", CORE_MESSAGES, "credit is never returned"),
     Fault(N + "records.pxi", "        self.nbytes += nbytes\n", "", f"{CORE} -k counted", "bytes are not counted"),
     Fault(N + "records.pxi", "            self.count += 1\n", "", f"{CORE} -k counted", "calls are not recorded"),
     # Access without a token, and files

@@ -63,7 +63,7 @@ class Shared:
         self.memory = make(size + 2 * GUARD)
         self.memory.bytes[:] = 0xA5
         rings = Mapping.anonymous(size)
-        rings.bytes = self.memory.bytes[GUARD:-GUARD]
+        rings.bytes, rings.address = self.memory.bytes[GUARD:-GUARD], self.memory.address + GUARD
         rings.bytes[:] = 0
         self.words = (
             rings.bytes.data[: shm_ring._DATA].cast("Q"),
