@@ -1,6 +1,7 @@
 # Daily commands. Every target sets up the virtual environment that it needs; PYTHON selects the interpreter.
 PYTHON ?= python3
-VENV   ?= .venv
+TORCH  ?= 2.13.0
+VENV   ?= .venv$(if $(filter-out 2.13.0,$(TORCH)),-torch-$(TORCH))
 BIN    := $(VENV)/bin
 WHEEL  := $(BIN)/python -m build --wheel --no-isolation --outdir dist
 CORE   := agent/rankmesh_agent/native/core.abi3.so
@@ -62,6 +63,7 @@ test-sanitized: $(VENV)/.dev  ## Run SANITIZED tests (the sweep) with a compiled
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 	  $(BIN)/python -m pytest --capture=sys $(SANITIZED) $(ARGS)
 
+# TORCH=2.14.1 is another version, in an environment of its own.
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
 	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)
 
@@ -209,7 +211,7 @@ $(VENV)/.dev: $(VENV)/.packages | $(CORE)
 # torch is pinned: with an open range, pip would take a build with gigabytes of CUDA libraries. Its own tests, of which
 # tests/torch/test_suite.py runs some, import expecttest.
 $(VENV)/.torch: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet torch==2.13.0 expecttest
+	$(BIN)/python -m pip install --quiet torch==$(TORCH) expecttest
 	touch $@
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
@@ -223,7 +225,7 @@ $(VENV)/.ignite: $(VENV)/.torch tests/integrations/requirements.txt
 # In an environment of their own, of 2.3 GB, for they bring a hundred packages. DeepSpeed compiles nothing.
 $(VENV)-integrations/.installed: pyproject.toml tests/integrations/requirements.txt
 	$(PYTHON) -m venv $(VENV)-integrations
-	DS_BUILD_OPS=0 $(VENV)-integrations/bin/python -m pip install --quiet torch==2.13.0 \
+	DS_BUILD_OPS=0 $(VENV)-integrations/bin/python -m pip install --quiet torch==$(TORCH) \
 	  --requirement tests/integrations/requirements.txt --editable '.[dev]'
 	touch $@
 

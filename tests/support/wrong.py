@@ -265,7 +265,7 @@ WRONG: dict[str, Wrong] = {
         reduce_scatter_of_a_smaller_one=lambda api, a: api.reduce_scatter_tensor(a(3), a(8)),
     ),
     **_wrong(
-        ValueError, r"^(output(_tensor)?|input|\w+_list\[[01]\]) has dtype float64, but \w+(\[0\])? has float32:",
+        ValueError, r"^(output|input|\w+_tensor|\w+_list\[[01]\]) has dtype float64, but \w+(\[0\])? has float32:",
         all_gather_of_another_dtype=lambda api, a: api.all_gather(a.many(dtype=float), a()),
         all_gather_into_several_dtypes=lambda api, a: api.all_gather([a(), a(dtype=float), a()], a()),
         gather_single_of_another_dtype=lambda api, a: api.gather_single(a(), a(9, float), dst=a.rank),
