@@ -40,7 +40,7 @@ AT_RANK_0: Calls = {
     ),
     "timeout of a group as a string": lambda dist: dist.new_group([0], timeout="soon"),
     "new_group with a negative timeout": lambda dist: dist.new_group([0], timeout=timedelta(seconds=-1)),
-    "new_group with a backend that is not there": lambda dist: dist.new_group([0], backend="nccl"),
+    "new_group with a backend that is not there": lambda dist: dist.new_group([0], backend="xccl"),
     "Backend that is no string": lambda dist: dist.Backend(3),
     "is_backend_available of no string": lambda dist: dist.is_backend_available(3),
     "init_process_group a second time": lambda dist: dist.init_process_group("gloo", rank=0, world_size=2),

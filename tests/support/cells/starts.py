@@ -60,7 +60,7 @@ UNINITIALIZED: Calls = {
 
 WRONG_STARTS: Calls = {
     "an unknown backend": lambda dist: start(dist, "smoke-signals"),
-    "a backend that is not there": lambda dist: start(dist, "nccl"),
+    "a backend that is not there": lambda dist: start(dist, "xccl"),
     "a backend that is no string": lambda dist: start(dist, 3),
     "an unknown scheme": lambda dist: start(dist, init_method="carrier-pigeon://here"),
     "an init_method that is no string": lambda dist: start(dist, init_method=7),

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as c10d
 
 import rankmesh.torch
+from rankmesh.torch._default_group import torch_group
 from support.sides import Cells
 
 cell = Cells(in_groups=True)
@@ -107,6 +108,15 @@ def a_split_after_a_destroyed_one(group: Any, rank: int, size: int) -> Any:
     assert [total(each, rank) for each in (second, third)] == [everybody] * 2
     c10d.destroy_process_group(second)
     c10d.destroy_process_group(third)
+
+
+@cell(sides=OVER, sizes=SEVERAL)
+def a_group_of_gloo_after_one_of_rankmesh(group: Any, rank: int, size: int) -> Any:
+    """Only the members make torch's group of it, as for DistributedDataParallel."""
+    some = rankmesh.new_group([0])
+    if rank == 0:
+        c10d.destroy_process_group(torch_group(some))
+    assert total(c10d.new_group(backend="gloo"), rank) == sum(10.0**each for each in range(size))
 
 
 @cell(sides=OVER)
