@@ -13,7 +13,9 @@ WAYS = {
     "in Python": ("shm", "0"),
     "by the core": ("shm", "1"),
     "one rank in Python, the next by the core": ("shm", "01"),
-    "over TCP": ("tcp", "0"),
+    "over TCP, in Python": ("tcp", "0"),
+    "over TCP, by the core": ("tcp", "1"),
+    "over TCP, one rank in Python, the next by the core": ("tcp", "01"),
 }
 
 pytestmark = [

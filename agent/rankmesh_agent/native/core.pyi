@@ -31,6 +31,18 @@ class Plan:
         arrays: tuple[int, int],
     ) -> None: ...
 
+class TcpCalls:
+    def __init__(
+        self,
+        queue: Any,
+        state: Any,
+        link: Any,
+        shared: tuple[Any, ...],
+        contention: Any,
+        combine: Callable[..., None],
+        transfer: Callable[[], Any],
+    ) -> None: ...
+
 class Calls:
     def __init__(
         self,
