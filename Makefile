@@ -1,6 +1,7 @@
 # Daily commands. Every target sets up the virtual environment that it needs; PYTHON selects the interpreter.
 PYTHON ?= python3
-VENV   ?= .venv
+TORCH  ?= 2.13.0
+VENV   ?= .venv$(if $(filter-out 2.13.0,$(TORCH)),-torch-$(TORCH))
 BIN    := $(VENV)/bin
 WHEEL  := $(BIN)/python -m build --wheel --no-isolation --outdir dist
 CORE   := agent/rankmesh_agent/native/core.abi3.so
@@ -8,7 +9,7 @@ NPROC  ?= 4
 EPOCHS ?= 30
 RUNS   ?= 1
 SEEDS  ?= 100
-SANITIZED ?= tests/agent/native tests/sdk/test_sweep.py
+SANITIZED ?= tests/agent/native tests/security/test_hostile_slots.py tests/sdk/test_sweep.py
 # The address of the project, for the metadata of the wheel and a link in the site.
 export REPOSITORY ?=
 # A virtual environment has its Python for good: another one that is asked for would be ignored.
@@ -62,6 +63,7 @@ test-sanitized: $(VENV)/.dev  ## Run SANITIZED tests (the sweep) with a compiled
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 	  $(BIN)/python -m pytest --capture=sys $(SANITIZED) $(ARGS)
 
+# TORCH=2.14.1 is another version, in an environment of its own.
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
 	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)
 
@@ -119,13 +121,14 @@ check: $(VENV)/.dev  ## Lint, formatting, spelling, types, layers of imports
 	$(BIN)/lint-imports
 
 # RUNS=2 measures twice, 20 minutes each, and shows both. ARGS='--only all_reduce --ranks 2' prints a part instead.
-bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI, and large jobs at a gateway; writes docs/benchmarks*.md
+bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI, inference, and large jobs at a gateway; writes docs/benchmarks*.md
 ifdef ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
 else
 	set -e; for run in $(RUN_FILES); do $(BIN)/python -m benchmarks --json $$run; done
 	$(BIN)/python -m benchmarks.page $(RUN_FILES)
 	$(BIN)/python -m benchmarks.ddp_page $(RUN_FILES)
+	$(BIN)/python -m benchmarks.inference --page docs/inference.md
 	$(BIN)/python -m benchmarks.scale
 endif
 
@@ -208,7 +211,7 @@ $(VENV)/.dev: $(VENV)/.packages | $(CORE)
 # torch is pinned: with an open range, pip would take a build with gigabytes of CUDA libraries. Its own tests, of which
 # tests/torch/test_suite.py runs some, import expecttest.
 $(VENV)/.torch: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet torch==2.13.0 expecttest
+	$(BIN)/python -m pip install --quiet torch==$(TORCH) expecttest
 	touch $@
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
@@ -222,7 +225,7 @@ $(VENV)/.ignite: $(VENV)/.torch tests/integrations/requirements.txt
 # In an environment of their own, of 2.3 GB, for they bring a hundred packages. DeepSpeed compiles nothing.
 $(VENV)-integrations/.installed: pyproject.toml tests/integrations/requirements.txt
 	$(PYTHON) -m venv $(VENV)-integrations
-	DS_BUILD_OPS=0 $(VENV)-integrations/bin/python -m pip install --quiet torch==2.13.0 \
+	DS_BUILD_OPS=0 $(VENV)-integrations/bin/python -m pip install --quiet torch==$(TORCH) \
 	  --requirement tests/integrations/requirements.txt --editable '.[dev]'
 	touch $@
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ def _compile(made: Path, required: bool) -> str:
     """Run Cython and the C compiler; the file appears at once, since processes may have mapped an older one."""
     cython = [sys.executable, "-m", "cython", "-3", str(CORE), *(CYTHON_WARNINGS if required else ())]
     compiler = [*_compiler(), *FLAGS, f"-I{sysconfig.get_path('include')}", *(C_WARNINGS if required else ())]
-    compiler += shlex.split(os.environ.get("CFLAGS", "-s"))
+    sources = b"".join(path.read_bytes() for path in sorted((ROOT / CORE).parent.glob("*.p[yx][xi]")))
+    compiler += [f"-DSOURCES={zlib.crc32(sources)}u", *shlex.split(os.environ.get("CFLAGS", "-s"))]
     with tempfile.TemporaryDirectory(dir=made.parent) as folder:
         source, module = Path(folder, "core.c"), Path(folder, MODULE)
         for command, cwd in (([*cython, "-o", source], ROOT), ([*compiler, source.name, "-o", module], folder)):

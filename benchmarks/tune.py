@@ -129,7 +129,7 @@ def measure(group: WorkerGroup, row: Row, sizes: Iterable[int]) -> list[Sample] 
 def tune(wanted: Sequence[Row], ranks: Sequence[int], sizes: Sequence[int]) -> Limits:
     """Return the limits of the table, those of the rows and numbers of ranks that are measured replaced."""
     limits: dict[tuple[str, str], dict[str, dict[int, float]]] = {
-        (kind.name, medium): {row.algorithm.__name__: dict(row.limits) for row in choice if row.only != "wide"}
+        (kind.name, medium): {row.algorithm.__name__: dict(row.limits) for row in choice}
         for (kind, medium), choice in TABLE.items()
         if len(choice) > 1
     }

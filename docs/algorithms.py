@@ -23,7 +23,6 @@ NOTES = defaultdict(
     str,
     slot=", at most a slot",
     lane=", at most a slot from all ranks together",
-    wide=", if partial results are wider than the arrays",
     shares_cores=", if ranks share cores",
 )
 UNITS = {1 << 20: "MiB", 1 << 10: "KiB", 1: "bytes"}

@@ -34,6 +34,15 @@ Store.set Store.set_timeout Store.wait TCPStore Work.get_future Work.is_complete
 """
 """Names on the reference pages: torch 2.1's, the deprecated one's and the summary's."""
 
+NEW = """
+gather_into_tensor gather_single get_backend_impl set_timeout ProcessGroup.gather_into_tensor ProcessGroup.gather_single
+ProcessGroup.get_backend ProcessGroup.get_reconfigure_handle ProcessGroup.new_window ProcessGroup.reconfigure
+ProcessGroup.register_abort_hook ProcessGroup.register_post_hook ProcessGroup.register_pre_hook
+ProcessGroup.supports_reconfigure ProcessGroup.supports_window ProcessGroup.unregister_abort_hook
+ProcessGroup.unregister_post_hook ProcessGroup.unregister_pre_hook Work.timeout
+"""
+"""Names that torch 2.14 has, and 2.13 has not."""
+
 BESIDE = {
     "torch.multiprocessing.spawn": ("multiprocessing.spawn", ""),
     "torch.utils.data.distributed.DistributedSampler": ("utils.data.distributed.DistributedSampler", ""),
@@ -55,7 +64,7 @@ OURS = {
 }
 """Names that torch does not have."""
 
-_OBJECTS = "without a token, or with `RANKMESH_PICKLE=never`: plain data and arrays alone"
+_OBJECTS = "without a token, or with `RANKMESH_PICKLE=never` or `weights_only=True`: plain data and arrays alone"
 DIFFERS = {
     "all_reduce": "every dtype; sparse and expanded tensors raise: pass `.to_dense()`, or a copy",
     "all_gather_coalesced": "returns a Batch",
@@ -66,6 +75,7 @@ DIFFERS = {
     "get_group_rank": "as get_process_group_ranks",
     "get_process_group_ranks": "of a group without this rank: ValueError, where torch answers for the last such group",
     "get_default_backend_for_device": "returns `mesh` for the CPU",
+    "init_process_group": "without `enable_reconfigure`: shrink_group and grow_group change the ranks",
     "is_gloo_available": "`gloo` means the mesh",
     "monitored_barrier": "every rank that called it names the missing ones, not rank 0 alone; works on every backend",
     "new_group": "only members need to call",
@@ -104,12 +114,22 @@ _REASONS = {
         ProcessGroup.all_gather_single_coalesced ProcessGroup.all_to_all_single ProcessGroup.allgather
         ProcessGroup.allgather_coalesced ProcessGroup.allgather_into_tensor_coalesced ProcessGroup.allreduce
         ProcessGroup.allreduce_coalesced ProcessGroup.alltoall ProcessGroup.alltoall_base ProcessGroup.barrier
-        ProcessGroup.broadcast ProcessGroup.gather ProcessGroup.monitored_barrier ProcessGroup.recv
+        ProcessGroup.broadcast ProcessGroup.gather ProcessGroup.gather_into_tensor ProcessGroup.gather_single
+        ProcessGroup.monitored_barrier ProcessGroup.recv
         ProcessGroup.recv_anysource ProcessGroup.reduce ProcessGroup.reduce_scatter ProcessGroup.reduce_scatter_single
         ProcessGroup.reduce_scatter_single_coalesced ProcessGroup.reduce_scatter_tensor_coalesced ProcessGroup.scatter
         ProcessGroup.send ProcessGroup.split_group""",
     "destroy_process_group(group)": "ProcessGroup.shutdown",
     "get_default_store()": "ProcessGroup.get_group_store",
+    "there is no object but the group; torch's backend `rankmesh` returns its process group": """get_backend_impl
+        ProcessGroup.get_backend""",
+    "shrink_group() and grow_group() change a group's ranks": """ProcessGroup.get_reconfigure_handle
+        ProcessGroup.reconfigure ProcessGroup.supports_reconfigure""",
+    "one-sided messages: not yet; gloo has none either": "ProcessGroup.new_window ProcessGroup.supports_window",
+    "hooks: not yet; torch's backend `rankmesh` refuses them": """ProcessGroup.register_abort_hook
+        ProcessGroup.register_post_hook ProcessGroup.register_pre_hook ProcessGroup.unregister_abort_hook
+        ProcessGroup.unregister_post_hook ProcessGroup.unregister_pre_hook""",
+    "the error of a call that takes too long has its limit": "Work.timeout",
     "new_group() of ranks of one job; for another job, init_process_group()": "ProcessGroup.merge_remote_group",
     "each array names its device": """Backend.backend_capability Backend.backend_type_map
         Backend.default_device_backend_map ProcessGroup.use_pg_for_symm_mem_rendezvous""",
@@ -150,6 +170,8 @@ RAISES = {
 
 _IMPORTED = frozenset({"log", "timedelta", "Backend.RANKMESH"})
 """Names in torch.distributed that are imports, besides modules, or that RankMesh has registered."""
+_FOR_GPUS = ("ProcessGroupNCCL", "ProcessGroupMPI", "ProcessGroupUCC", "ProcessGroupXCCL")
+"""How names begin that a build for other devices lacks."""
 
 
 _ABSENT = object()
@@ -194,6 +216,8 @@ def compare(name: str, theirs: Any) -> str:
             raise SystemExit(f"{name} is not in rankmesh: add it, or say in NOT_HERE why not")
         return "not here"
     wanted, given = parameters(theirs), parameters(ours)
+    if wanted is not None and name == "init_process_group":
+        wanted = [each for each in wanted if each != "enable_reconfigure"]
     if inspect.isfunction(theirs) and wanted is not None and given is not None and given[: len(wanted)] != wanted:
         raise SystemExit(f"{name} takes {given}, torch's takes {wanted}")
     return "differs" if name in DIFFERS else "done"
@@ -209,7 +233,8 @@ def torch_names() -> list[str]:
     offered = {name for name in dir(dist) if not name.startswith("_")} - modules
     offered |= set(distributed_c10d.__all__)
     offered |= {f"{name}.{part}" for name in offered if find(name) is not _ABSENT for part in parts(torch_object(name))}
-    return sorted((offered | set(REFERENCE.split())) - _IMPORTED, key=str.lower)
+    offered = {name for name in offered if not name.startswith(_FOR_GPUS)}
+    return sorted((offered | set(REFERENCE.split()) | set(NEW.split())) - _IMPORTED, key=str.lower)
 
 
 def parts(kind: Any) -> set[str]:
@@ -253,10 +278,10 @@ def page() -> str:
         [
             "# Names of torch.distributed in rankmesh",
             "",
-            "Written by `make docs` from torch 2.13, the attributes of its classes included, and the pages of torch",
-            "2.1; do not edit. A name takes torch's arguments in torch's order, often more behind them (`timeout=`),",
-            "and arrays of every container in torch's tensors' place. **Bold** names are on the pages of the",
-            "documentation, all of which are there.",
+            "Written by `make docs` from torch 2.13 and 2.14, the attributes of their classes included, and the pages",
+            "of torch 2.1; do not edit. A name takes torch's arguments in torch's order, often more behind them",
+            "(`timeout=`), and arrays of every container in torch's tensors' place. **Bold** names are on the pages of",
+            "the documentation, all of which are there.",
             "",
             f"{count['done']} done, {count['differs']} differ, {count['not here']} are not here.",
             "",
@@ -271,6 +296,13 @@ def page() -> str:
             "## Not here",
             "",
             *table(("names", "reason, or replacement"), ((quoted(names), reason) for reason, names in reasons.items())),
+            "",
+            "## New in torch 2.14",
+            "",
+            *table(
+                ("name", "here"),
+                ((f"`{name}`", DIFFERS.get(name) or NOT_HERE.get(name) or "done") for name in NEW.split()),
+            ),
             "",
             "## Exceptions that differ",
             "",

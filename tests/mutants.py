@@ -5,6 +5,10 @@ A fault is *killed* when a test fails or cannot be collected, *survived* when al
 within the limit: a hang is no kill, since tests end their own waits by deadlines. It is *stale* when the old text does
 not occur exactly once, or the tests fail without it. The exit status is the number of faults that are not killed, at most 100.
 
+The tests of faults in the Python code run without the compiled core, or by ``--native 1`` with it. Faults in the core
+itself are compiled, in some ten seconds. What only other processors reorder, loads and stores without acquire, release
+and fence, no test on x86 can see, and a fence before a sleep of one slice costs its time at most.
+
 Processes that a fault leaves behind become children of this one, which ends them after each fault.
 """
 
@@ -26,12 +30,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("agent", "gateway", "sdk", "tests", "pyproject.toml")
+COPIED = ("agent", "gateway", "sdk", "tests", "pyproject.toml", "hatch_build.py")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 C = "agent/rankmesh_agent/collectives/"
 T = "agent/rankmesh_agent/transports/"
 S = "agent/rankmesh_agent/shared_memory/"
+N = "agent/rankmesh_agent/native/"
 W = "agent/rankmesh_agent/wire/"
 P = "agent/rankmesh_agent/progress/"
 GROUP = "agent/rankmesh_agent/group/"
@@ -56,6 +61,10 @@ WRONG = "sdk/test_wrong_calls.py"
 GPU_FAILURE = "gpu/test_failure.py"
 GROUPS = "agent/group agent/backends"
 FILES = "agent/shared_memory/test_mapping.py"
+CORE = "sdk/test_native.py"
+CORE_CALLS = "agent/native/test_calls.py"
+CORE_BITS = f"{CORE} -k bit_for_bit"
+CORE_MESSAGES = "agent/native/test_messages.py security/test_hostile_ring.py"
 STAGING = "agent/remote/test_staging.py security/test_hostile_staging.py"
 RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
@@ -135,7 +144,7 @@ FAULTS = [
     Fault(C + "barrier.py", "    segment.step()", "    pass", SEGMENT, "nobody waits in a barrier"),
     # Algorithms over messages
     Fault(C + "all_reduce.py", "    if link.rank:\n", "    if link.rank > 1:\n", ALL_REDUCE, "rank 1 gets no result"),
-    Fault(C + "select.py", "Row(all_reduce.direct_link, {2: ANY, 17: NEVER}, only=\"wide\")", "Row(all_reduce.direct_link, {2: NEVER}, only=\"wide\")", SELECT, "few ranks pass on partial results that are longer"),
+    Fault(C + "select.py", "Row(all_reduce.direct_link, {2: ANY, 17: NEVER})", "Row(all_reduce.direct_link, {2: NEVER})", SELECT, "few ranks pass on partial results that are longer"),
     Fault(C + "all_reduce.py", "if 2 * distance == power else None", "if distance == power else None", ALL_REDUCE, "halving never divides an average"),
     Fault(C + "all_reduce.py", "reversed(swapped)", "swapped", ALL_REDUCE, "halves are swapped back in the wrong order"),
     Fault(C + "all_reduce.py", "split[(rank - step + 2) % size]", "split[(rank - step + 1) % size]", ALL_REDUCE, "the ring passes on the wrong share"),
@@ -161,7 +170,6 @@ FAULTS = [
     Fault(C + "hosts.py", "by = root_host if len(topology.layout) == 2 else range(len(topology.layout))", "by = root_host", HOSTS, "the root's host receives every host's array"),
     Fault(C + "hosts.py", "slots[topology.local_rank % topology.leaders][places", "slots[0][places", HOSTS, "a rank takes its output from another leader"),
     # Selection
-    Fault("agent/rankmesh_agent/backends/cpu.py", "wide=wide, ", "", SELECT, "few ranks pass on partial results that are longer"),
     Fault(C + "select.py", "ANY if slot_bytes is None else", "ANY if slot_bytes else", SELECT, "the limit of a slot is never"),
     Fault(C + "select.py", "if ranks <= size", "if ranks >= size", SELECT, "limits of a larger group are taken"),
     Fault(C + "select.py", "nbytes <= min(", "nbytes < min(", SELECT, "an array of just the limit takes the next"),
@@ -219,7 +227,7 @@ FAULTS = [
     Fault(P + "matching.py", " and cost <= credit.available:", ":", MATCHING, "eager messages fill the receiver's memory"),
     Fault(P + "message_queues.py", "return next(iter(queue)) if queue", "return next(reversed(queue)) if queue", MATCHING, "messages overtake each other"),
     Fault(P + "message_queues.py", "return min(named[0], wild[0]", "return max(named[0], wild[0]", QUEUES, "receives overtake each other"),
-    Fault(P + "matching.py", "if credit.unreturned >= WINDOW // 4:", "if credit.unreturned >= 2 * WINDOW:", MATCHING, "credit is never given back"),
+    Fault(P + "matching.py", "if credit.unreturned < WINDOW // 4:", "if credit.unreturned < 2 * WINDOW:", MATCHING, "credit is never given back"),
     Fault(P + "matching.py", "min(WINDOW, credit.available + header.total)", "credit.available + header.total", MATCHING, "a peer gives credit without end"),
     Fault(P + "matching.py", ".available += max(header.length, _MIN_COST)", ".available += 0", MATCHING, "a cancelled send costs credit for good"),
     Fault(P + "matching.py", "self.receives.restore(waiting)", "self.receives.post(waiting)", MATCHING, "a withdrawn message costs a receive its place"),
@@ -316,7 +324,7 @@ FAULTS = [
     Fault(CALLS + "plain.py", "bit_length() // 8 + 1", "bit_length() // 8 + (value.bit_length() % 8 > 0)", PLAIN, "integers of full bytes change their sign"),
     Fault(CALLS + "serialize.py", '.copy("K"))', ")", SERIALIZE, "an array cannot be changed"),
     Fault(CALLS + "serialize.py", "or len(apart) == MAX_APART:", "or False:", SERIALIZE, "a record has no place for a size"),
-    Fault(CALLS + "serialize.py", "    if refusal := _pickle_refusal():\n        raise Protocol", "    if False:\n        raise Protocol", SERIALIZE, "a rank that must not read a pickle runs its code"),
+    Fault(CALLS + "serialize.py", "    if refusal := _pickle_refusal(weights_only):\n        raise Protocol", "    if False:\n        raise Protocol", SERIALIZE, "a rank that must not read a pickle runs its code"),
     # The launcher
     Fault(LAUNCHER + "supervisor.py", "item[1].signal is None", "0", LAUNCH, "the rank that a signal killed is not the first to fail"),
     Fault(LAUNCHER + "rank.py", "            self.sent = number\n", "            pass\n", LAUNCH, "Ctrl-C is reported as a rank's failure"),
@@ -340,6 +348,42 @@ FAULTS = [
     Fault(LAUNCHER + "gateway.py", "self._gateway.registry.process_exited(", "str(", LAUNCH + " sdk/test_killed_rank.py", "the gateway is not told how a rank ended"),
     Fault("agent/rankmesh_agent/net/interrupts.py", "            if self._frames:", "            if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
     Fault(LAUNCHER + "failure.py", "cause if cause is not None and self.has_failed(self.cause) else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
+    # The compiled core
+    Fault(N + "core.pyx", "            self.segment._turn ^= 1\n", "            self.segment._turn = 1\n", CORE, "a slot is written while it is read"),
+    Fault(N + "core.pyx", "own.fingerprints[self.seq & 1] =", "own.fingerprints[0] =", CORE_CALLS, "every second fingerprint is the one before"),
+    Fault(N + "core.pyx", "self.lines[rank].fingerprints[word] != fingerprint", "fingerprint == 0", CORE, "different calls go unnoticed"),
+    Fault(N + "core.pyx", "plan.kind == ALL_TO_ALL and memcmp(", "plan.kind < 0 and memcmp(", CORE, "lengths that do not fit go unnoticed"),
+    Fault(N + "core.pyx", "if spin(&line.count, steps, self", "if spin(&line.count, steps - 1, self", CORE, "a rank does not wait for the last step"),
+    Fault(N + "core.pyx", "                self.segment._steps -= 1\n", "", CORE, "a step that Python resumes is counted twice"),
+    Fault(N + "core.pyx", "        if sleepers or load_acquire(&own.sleepers):\n", "        if load_acquire(&own.sleepers):\n", CORE_CALLS, "a sleeper whose flag is cleared is not woken"),
+    Fault(N + "core.pyx", "            wake_sleepers(&own.count)\n", "            pass\n", CORE_CALLS, "sleepers are not woken"),
+    Fault(N + "core.pyx", "            store_release(&line.sleepers, 1)\n", "", CORE_CALLS, "nobody learns that a rank sleeps"),
+    Fault(N + "core.pyx", "if plan.inputs == 1 and self.rank < 2:", "if plan.inputs == 1 and self.rank < 3:", CORE, "rank 2 reduces an array that it overwrites"),
+    Fault(N + "core.pyx", "slot + i * plan.lane", "slot + i * nbytes", CORE, "a rank finds its part at another place"),
+    Fault(N + "core.pyx", "array.flags & flags != flags", "False", CORE_CALLS, "a read-only array is written"),
+    Fault(N + "core.pyx", "            if array.dimensions[0] != self.count * parts:\n                return False\n", "", CORE_CALLS, "the end of a longer array stays as it was"),
+    Fault(N + "core.pyx", "options[3] is not None or self.state.failure is not None", "options[3] is not None", CORE_CALLS, "a call begins after the group's end"),
+    Fault(N + "reductions.pxi", "(bits + 0x7fff + (bits >> 16 & 1)) >> 16", "(bits + 0x8000) >> 16", CORE_BITS, "ties of bfloat16 are rounded up"),
+    Fault(N + "reductions.pxi", "0xfff + (size >> 13 & 1)", "0x1000", CORE_BITS, "ties of float16 are rounded up"),
+    Fault(N + "reductions.pxi", "(one > other) == largest", "(one < other) == largest", CORE_BITS, "MAX gives the minimum"),
+    Fault(N + "reductions.pxi", " and signbit(one) == signbit(other)", "", CORE_BITS, "MIN of zeros has another sign"),
+    Fault(N + "reductions.pxi", "        if part == out:\n            before, part = part, before\n", "", CORE_BITS, "the first part is lost where the second is overwritten"),
+    Fault(N + "reductions.pxi", "    return not nan\n", "    return True\n", CORE_BITS, "NaN has other bits"),
+    Fault(N + "reductions.pxi", "                special |= (part[i] & 0x7c00) == 0x7c00\n", "", CORE_BITS, "infinity of float16 becomes a number"),
+    Fault(N + "messages.pxi", "min(nbytes, self.capacity - at)", "nbytes", CORE_MESSAGES, "a message crosses the ring's end"),
+    Fault(N + "messages.pxi", "self.acquire(False) is not True", "False", CORE_MESSAGES, "a message is written beside another thread's"),
+    Fault(N + "messages.pxi", "type(tag) is not int or self.state.failure is not None", "type(tag) is not int", CORE_MESSAGES, "a message is sent after the group's end"),
+    Fault(N + "messages.pxi", "or len(message.peer.outgoing) or", "or", CORE_MESSAGES, "a message overtakes those that are queued"),
+    Fault(N + "messages.pxi", " or message.cost > message.credit.available:", ":", CORE_MESSAGES, "messages fill the receiver's memory"),
+    Fault(N + "messages.pxi", " or end - read > ring.capacity:", ":", CORE_MESSAGES, "a message overwrites those that are not read yet"),
+    Fault(N + "messages.pxi", "            (<object>rings)._ring_doorbell(ring, READER_SLEEPS)\n", "            pass\n", CORE_MESSAGES, "a rank that sleeps is not woken by a message"),
+    Fault(N + "messages.pxi", "self.engine.driven or len(self.posted) or", "self.engine.driven or", CORE_MESSAGES, "a receive overtakes one that was posted before"),
+    Fault(N + "messages.pxi", "        if peer._begin != peer._end or peer._header is not None or peer._to_discard:\n            return False\n", "", CORE_MESSAGES, "a message is found in another one's bytes"),
+    Fault(N + "messages.pxi", "        if memcmp(header, <char *>message.header, HEADER_BYTES):\n            return False\n", "", CORE_MESSAGES, "another message is received"),
+    Fault(N + "messages.pxi", "if count > message.nbytes or not count and", "if not count and", CORE_MESSAGES, "a head that goes back leads out of the array"),
+    Fault(N + "messages.pxi", "        message.credit.unreturned += message.cost\n", "", CORE_MESSAGES, "credit is never returned"),
+    Fault(N + "records.pxi", "        self.nbytes += nbytes\n", "", f"{CORE} -k counted", "bytes are not counted"),
+    Fault(N + "records.pxi", "            self.count += 1\n", "", f"{CORE} -k counted", "calls are not recorded"),
     # Access without a token, and files
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "        if int(inode):", "        if True:", PEERS, "a closed connection counts as root's (/proc)"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "    if uid not in (own, 0):", "    if False:", PEERS, "all users are served"),
@@ -369,30 +413,38 @@ without_fault: dict[str, tuple[str, str]] = {}
 """What the tests of faults do without any: they have to pass."""
 
 
-def plant(tree: Path, fault: Fault, number: int, limit: float, jobs: int) -> Outcome:
+def plant(tree: Path, fault: Fault, number: int, given: argparse.Namespace) -> Outcome:
     """Plant a fault in the tree, run its tests and take it out again."""
-    path = tree / fault.file
+    path, core = tree / fault.file, tree / N / "core.abi3.so"
+    compiled = fault.file.startswith(N) and path.suffix != ".py"
+    native = "1" if compiled else given.native
     before = path.read_text() if path.exists() else ""
     if before.count(fault.old) != 1:
         return Outcome(fault, "stale", f"the old text occurs {before.count(fault.old)} times", 0.0)
-    if fault.tests not in without_fault:
-        without_fault[fault.tests] = run(tree, fault.tests, limit, jobs)
-    if without_fault[fault.tests][0] != "survived":
-        return Outcome(fault, "stale", f"without it: {without_fault[fault.tests]}", 0.0)
-    stat = path.stat()
+    key = fault.tests, native
+    if key not in without_fault:
+        without_fault[key] = run(tree, fault.tests, native, given)
+    if without_fault[key][0] != "survived":
+        return Outcome(fault, "stale", f"without it: {without_fault[key]}", 0.0)
+    stat, built = path.stat(), core.read_bytes() if compiled else b""
     begun = time.monotonic()
     try:
         path.write_text(before.replace(fault.old, fault.new))
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + (number + 1) * 10**9))  # what compiled code goes by
-        state, by = run(tree, fault.tests, limit, jobs)
+        if compiled:
+            subprocess.run([sys.executable, "hatch_build.py"], cwd=tree, stdout=subprocess.DEVNULL)
+        compiles = not compiled or core.exists()
+        state, by = run(tree, fault.tests, native, given) if compiles else ("stale", "it does not compile")
     finally:
         path.write_text(before)
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         end_leftovers()
+        if compiled:
+            core.write_bytes(built)
     return Outcome(fault, state, by, time.monotonic() - begun)
 
 
-def run(tree: Path, tests: str, limit: float, jobs: int) -> tuple[str, str]:
+def run(tree: Path, tests: str, native: str, given: argparse.Namespace) -> tuple[str, str]:
     """Run some tests; return the outcome, and the test that failed."""
     arguments = [
         f"tests/{each}" if (tree / "tests" / each.partition("::")[0]).exists() else each for each in shlex.split(tests)
@@ -400,7 +452,7 @@ def run(tree: Path, tests: str, limit: float, jobs: int) -> tuple[str, str]:
     missing = [each for each in arguments if each.endswith(".py") and not each.startswith("tests/")]
     if missing:
         return "stale", f"no such tests: {missing}"
-    parallel = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+    parallel = ["-n", str(given.jobs), "--dist", "loadfile"] if given.jobs > 1 else []
     command = [
         sys.executable,
         "-m",
@@ -415,18 +467,18 @@ def run(tree: Path, tests: str, limit: float, jobs: int) -> tuple[str, str]:
         "support.no_shrinking",
     ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / each) for each in COPIED[:4])}
-    environment["RANKMESH_NATIVE"] = "0"  # the faults are in the Python code
+    environment["RANKMESH_NATIVE"] = native
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [*command, *parallel, *arguments], cwd=tree, env=environment, stdout=output, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
         try:
-            code = process.wait(limit)
+            code = process.wait(given.limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return "hung", f"after {limit:g} s"
+            return "hung", f"after {given.limit:g} s"
         output.seek(0)
         lines = output.read().decode(errors="replace").splitlines()
     if code == 0:
@@ -456,6 +508,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the faults, and which are stale; run nothing")
     parser.add_argument("--json", metavar="FILE", help="write the outcomes to a file")
     parser.add_argument("--limit", type=float, default=240.0, metavar="S", help="seconds for the tests of a fault")
+    parser.add_argument("--native", default="0", choices="01", help="whether the tests of Python's faults use the core")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="pytest-xdist workers")
     given = parser.parse_args()
     chosen = [
@@ -476,7 +529,7 @@ def main() -> int:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, tree / name)
         for number, fault in chosen:
-            outcome = plant(tree, fault, number, given.limit, given.jobs)
+            outcome = plant(tree, fault, number, given)
             outcomes.append(outcome)
             print(f"{outcome.state:8} {number:3} {fault.file}: {fault.why}\n             {outcome.by}", flush=True)
             if given.json:

@@ -33,7 +33,7 @@ def document(create: Any, **options: Any) -> Json:
 
 def agent_page() -> str:
     """Return the page of an agent's endpoints."""
-    return page(document(create_agent, agent=None, leasable=True), "HTTP of an agent")
+    return page(document(create_agent, agent=None, leases=object()), "HTTP of an agent")
 
 
 def gateway_page() -> str:

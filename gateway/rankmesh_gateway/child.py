@@ -3,7 +3,7 @@
 The rank writes one line of JSON to the gateway's standard input, and closes that when it does not need the gateway any
 more, or ends. From then on the gateway ends as soon as no rank is left, and new worlds meet elsewhere, unless the job
 knows no other address. It writes lines of JSON to its standard error: its process id, log records, the jobs whose
-worlds are complete, and that it stays.
+worlds are complete, what has to wait for a free descriptor, and that it stays.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from typing import Any
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.descriptors import exhausted_since
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.inherited import reset_inherited
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_gateway.server import Gateway, prepare_process
 from rankmesh_gateway.state.registry import Registry
 
-_TICK_SECONDS, _LAST_TICK_SECONDS = 1.0, 0.1
-"""Interval of looking for ranks that are left, while the host needs the gateway, and afterwards."""
+_TICK_SECONDS, _SHORT_TICK_SECONDS = 1.0, 0.1
+"""Interval of looking for ranks that are left, and the one after the host, or while no descriptor is free."""
 _PAUSE_SECONDS, _PAUSES = 0.02, 20
 """Minimum pause after looking, in seconds, and as a multiple of the time that it took."""
 
@@ -63,17 +64,19 @@ def main() -> int:
     wakes: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_await_host, args=(wakes,), name="rankmesh-host", daemon=True).start()
     here = _LocalProcesses(registry, options["shm_dir"])
-    hosted, complete = True, set[str]()
+    hosted, complete, exhausted, looked = True, set[str](), "", 0.0
     with registry.events.subscribe(lambda: wakes.put("event")):
         gateway.start(on_failure=lambda: wakes.put("failure"))
         while not http.failure:
-            if "host" in _received(wakes, _TICK_SECONDS if hosted else _LAST_TICK_SECONDS):
+            if "host" in _received(wakes, _TICK_SECONDS if hosted and not exhausted else _SHORT_TICK_SECONDS):
                 hosted = False
                 if options["fixed"]:
                     registry.release_ranks()
                 else:
                     registry.refuse_worlds()
-            began = time.monotonic()
+            if exhausted := exhausted_since(looked):
+                _tell_host(exhausted=exhausted)
+            began = looked = time.monotonic()
             anyone = here.anyone_left()
             if not hosted and not anyone:
                 break

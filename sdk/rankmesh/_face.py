@@ -21,6 +21,8 @@ from rankmesh._collectives.gather import all_gather_into_tensor as all_gather_in
 from rankmesh._collectives.gather import all_gather_single as all_gather_single
 from rankmesh._collectives.gather import all_gather_v as all_gather_v
 from rankmesh._collectives.gather import gather as gather
+from rankmesh._collectives.gather import gather_into_tensor as gather_into_tensor
+from rankmesh._collectives.gather import gather_single as gather_single
 from rankmesh._collectives.multigpu import all_gather_multigpu as all_gather_multigpu
 from rankmesh._collectives.multigpu import all_reduce_multigpu as all_reduce_multigpu
 from rankmesh._collectives.multigpu import broadcast_multigpu as broadcast_multigpu
@@ -92,6 +94,7 @@ from rankmesh._session.ranks import get_pg_count as get_pg_count
 from rankmesh._session.ranks import get_process_group_ranks as get_process_group_ranks
 from rankmesh._session.ranks import get_rank as get_rank
 from rankmesh._session.ranks import get_world_size as get_world_size
+from rankmesh._session.ranks import set_timeout as set_timeout
 from rankmesh._stores import FileStore as FileStore
 from rankmesh._stores import HashStore as HashStore
 from rankmesh._stores import PrefixStore as PrefixStore

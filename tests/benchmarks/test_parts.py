@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.gpus import DOUBLE, TESTS
 
-from benchmarks import ddp, join, tune
+from benchmarks import ddp, inference, join, tune
 from benchmarks.__main__ import main
 from benchmarks.cases import Cell
 from benchmarks.results import Results
@@ -88,6 +89,34 @@ def test_a_training_step_counts_for_the_slowest_rank() -> None:
     ddp._turn(group, "mlp", 0, results)
     medians = {part: results.median(Cell(ddp.case("mlp", part, 2), ddp.OURS)) / 1e6 for part in ddp.PARTS}
     assert medians == {"step": 3.5, "alone": 1.75, "communication": 1.75, "all_reduce": 0.625}
+
+
+def test_a_sum_of_inference_is_that_of_the_rank_that_comes_last() -> None:
+    text = [[7, 2.5], [8, 2.0]]
+
+    class Two(WorkerGroup):
+        def ask(self, *order: object) -> list[list[object]]:
+            return [[2.0, [0.1, 0.3, 0.9, 0.1, 0.5, 0.1], text], [1.0, [0.4, 0.2, 0.1, 0.6, 0.1, 0.6], text]]
+
+    results = Results()
+    assert inference.turn(Two(inference.MEASURED[2][0], 2), 2, results).tolist() == text
+    medians = [results.median(cell) / 1e6 for cell in inference.cells("rankmesh-shm", 2)]
+    assert medians == pytest.approx([1.0, 1.0, 0.1])
+    assert inference.rows(results) == [["RankMesh shm", "2", "1.0", "1000.00", "1000.00 ms", "100.0%", "100000.0"]]
+
+
+@pytest.mark.processes
+def test_a_small_model_is_measured_and_written_into_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "MEASURED", inference.MEASURED[:3])
+    run = inference.measure((2, 3, 101), tokens=3, rounds=2)
+    head, tail = f"# Inference\n\n{inference.BEGIN}\n", f"\n{inference.END}\n\nMore.\n"
+    page = inference.page(f"{head}of yesterday{tail}", run)
+    assert page.startswith(f"{head}Measured on ")
+    assert page.endswith(tail)
+    titles = [
+        line.strip("| ").split(" |")[0].rstrip() for line in page.splitlines() if re.search(r"\|  +[12] \|", line)
+    ]
+    assert titles == ["one rank", "one rank, two threads", "RankMesh shm"]
 
 
 def test_an_algorithm_is_taken_where_it_is_fastest() -> None:

@@ -27,6 +27,13 @@ def test_the_ratios_to_gloo_are_those_of_the_run() -> None:
     assert f"is {math.floor(min(found) * 10) / 10:g} to {math.floor(max(found)):g} times as fast as gloo's" in TEXT
 
 
+def test_the_speed_of_inference_is_that_of_the_table() -> None:
+    page = (DOCS / "inference.md").read_text()
+    speeds = dict(re.findall(r"^\| ([^|]+?) +\| +2 \| +([\d.]+) \|", page, re.MULTILINE))
+    ours, gloo, mpi = (f"{float(speeds[title]):.0f}" for title in ("RankMesh shm", "gloo", "Open MPI"))
+    assert f"two ranks generates {ours} tokens/s, with gloo {gloo} and Open MPI {mpi}" in TEXT
+
+
 def test_the_cost_of_an_idle_rank_is_that_of_the_run() -> None:
     results = Run.read(DOCS / "benchmarks" / "run-1.json").results
     percent, megabytes = (results.median(Cell(Case(name, 4), "rankmesh")) for name in ("idle_percent", "rss_mb"))

@@ -189,7 +189,9 @@ class Run:
         return int(rank * self.spec["hosts"] // len(self._ranks))
 
     def _environment(self, rank: int = 0) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(_OURS) or name == "RANKMESH_NATIVE"
+        }
         medium = self.spec["medium"]
         shm = self._shm
         if medium == "hosts":  # two test hosts are ranks that do not share a directory

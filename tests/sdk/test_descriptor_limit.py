@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import resource
@@ -22,6 +23,7 @@ from support.processes import DEADLINE, Me, Ranks, wait_until
 from support.slow_ranks import allow_slow_ranks
 
 import rankmesh as dist
+from rankmesh._rendezvous.hosted import HostedGateway
 from rankmesh._session.session import require_session
 from rankmesh_agent.progress import wait_graph
 
@@ -109,10 +111,10 @@ def end_together(me: Me, others: Sequence[int]) -> None:
         me.wait_for(*(f"waited-{rank}" for rank in others))
 
 
-def init_with_lasting_limits(me: Me) -> None:
+def init_with_lasting_limits(me: Me, **options: Any) -> None:
     """Join; a report of a limit, of which there is one a second, counts longer: on a busy machine some are missing."""
-    wait_graph._LIMIT_SECONDS, wait_graph._LIMIT_VALID_SECONDS = 5.0, 6.0
-    me.init()
+    wait_graph._EXHAUSTED_SECONDS, wait_graph._EXHAUSTED_VALID_SECONDS = 5.0, 6.0
+    me.init(**options)
 
 
 def connect_to_rank_0() -> socket.socket:
@@ -181,6 +183,38 @@ def test_a_rank_at_its_limit_is_the_cause_of_a_wait_in_vain(ranks: Ranks) -> Non
         assert "StoreTimeoutError" in started[rank].reported["is"], ranks.transcript()
         assert_names_limit(started[rank].reported["text"])
         assert started[rank].reported["ranks"] == [0], ranks.transcript()
+
+
+def wait_for_a_gateway_without_descriptors(me: Me) -> None:
+    init_with_lasting_limits(me, init_method=f"file://{me.folder}/gateway")
+    me.meet("joined")
+    pid = hosted_gateway()
+    if pid:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))
+        me.mark(f"limited-by-{me.rank}")
+    wait_until(lambda: [*me.folder.glob("limited-by-*")], "the gateway's limit", DEADLINE)
+    store = dist.get_default_store()
+    store.set_timeout(timedelta(seconds=5))
+    me.report(hosts=bool(pid), **me.attempt(store.set, "key", b""))
+    me.meet("done")
+
+
+def hosted_gateway() -> int:
+    """Return the process id of the gateway if this rank has started it, else 0."""
+    hosted = [each for each in gc.get_objects() if type(each) is HostedGateway]
+    return wait_until(lambda: hosted[0].pid, "the gateway's process", DEADLINE) if hosted else 0
+
+
+@embedded_only("the limit is one of the agent's process")
+def test_the_rank_whose_gateway_is_at_its_limit_is_named(ranks: Ranks) -> None:
+    started = ranks.start(wait_for_a_gateway_without_descriptors, 3, env={"RANKMESH_TRANSPORT": "tcp"})
+    ranks.wait(started)
+    assert all(rank.code == 0 for rank in started), ranks.transcript()
+    (host,) = [rank for rank, each in enumerate(started) if each.reported["hosts"]]
+    for rank in started:
+        assert "StoreUnresponsiveError" in rank.reported["is"], ranks.transcript()
+        assert_names_limit(rank.reported["text"])
+        assert rank.reported["ranks"] == [host], ranks.transcript()
 
 
 def make_a_group_without_descriptors(me: Me) -> None:

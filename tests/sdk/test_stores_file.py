@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import gc
 import itertools
 import multiprocessing
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -203,6 +206,11 @@ class TestFailures:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         store.set("k", "v")
+
+    def test_a_file_system_without_locks(self, path, monkeypatch):
+        monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
+        with pytest.raises(dist.DistStoreError, match=r"cannot use .* No locks available"):
+            dist.FileStore(str(path))
 
     def test_a_user_that_holds_the_lock(self, made, path):
         store = made()

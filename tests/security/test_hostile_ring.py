@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -10,10 +16,20 @@ import pytest
 from hypothesis import given
 from support.hostile import BATCH, fuzzed, memory_within, seeds
 
+from rankmesh_agent import native
+from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.local_state import LocalGroupState
+from rankmesh_agent.group.native_messages import NativeMessages
+from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.progress.framing import FramedConnection
+from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.shared_memory.mapping import Mapping
 from rankmesh_agent.transports import shm_ring
 from rankmesh_agent.transports.shm_ring import RingConnection
+from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
+from rankmesh_agent.wire.frames import Opcode
 
 CAPACITY = 1 << 10
 GUARD = 1 << 12
@@ -42,18 +58,19 @@ class Doorbell:
 class Shared:
     """One end of two rings, between guards that nothing may overwrite."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[int], Mapping] = Mapping.anonymous) -> None:
         size = 2 * (shm_ring._DATA + CAPACITY)
-        self.memory = Mapping.anonymous(size + 2 * GUARD)
+        self.memory = make(size + 2 * GUARD)
         self.memory.bytes[:] = 0xA5
         rings = Mapping.anonymous(size)
-        rings.bytes = self.memory.bytes[GUARD:-GUARD]
+        rings.bytes, rings.address = self.memory.bytes[GUARD:-GUARD], self.memory.address + GUARD
         rings.bytes[:] = 0
         self.words = (
             rings.bytes.data[: shm_ring._DATA].cast("Q"),
             rings.bytes.data[shm_ring._DATA + CAPACITY : 2 * shm_ring._DATA + CAPACITY].cast("Q"),
         )
         self.ring = RingConnection(rings, CAPACITY, Doorbell(), client=True)  # type: ignore[arg-type]
+        self.at_once = None if native.core is None else at_once(self.ring)
 
     def check_guards(self) -> None:
         assert (self.memory.bytes[:GUARD] == 0xA5).all()
@@ -65,6 +82,20 @@ def shared() -> Shared:
     return Shared()
 
 
+@functools.cache
+def own_engine() -> ProgressEngine:
+    return ProgressEngine(0, 1, 2, eager_limit=CAPACITY, oversubscribed=True)
+
+
+def at_once(ring: RingConnection) -> Callable[..., bool]:
+    """Return what sends and receives messages in the compiled core, which believes every word."""
+    assert native.core is not None
+    engine = own_engine()
+    engine.rings[1] = FramedConnection(1, ring, CAPACITY)
+    state = LocalGroupState(engine, 1, "world", (0, 1), {}, FlightRecorder())
+    return NativeMessages(native.core, state, MessageMatcher(engine, 1, int, print)).at_once
+
+
 def spoil(shared: Shared, random: Random) -> None:
     """Set a word of one of the rings."""
     if random.random() < 0.6:
@@ -72,10 +103,11 @@ def spoil(shared: Shared, random: Random) -> None:
         random.choice(shared.words)[random.choice((0, 1, 2, 3, 8, 9, 16, 24))] = value % (1 << 64)
 
 
-def use(ring: RingConnection, random: Random) -> None:
-    """Do what the engine does with a connection."""
+def use(shared: Shared, random: Random) -> None:
+    """Do what the engine, and the compiled core, does with a connection."""
+    ring = shared.ring
     received = memoryview(bytearray(3 * CAPACITY))
-    match random.randrange(7):
+    match random.randrange(8 if shared.at_once is None else 10):
         case 0:
             assert ring.send([bytes(random.randint(0, 2 * CAPACITY)), b"x"]) <= CAPACITY
         case 1:
@@ -92,6 +124,22 @@ def use(ring: RingConnection, random: Random) -> None:
                 ring.read_exposed(random.choice(EXTREMES), 1, 1)
         case 6:
             ring.take(bytes(random.randint(0, 2)), received[: random.randint(0, len(received))])
+        case 7:
+            length = random.choice((0, 1, CAPACITY // 2, CAPACITY - 64))
+            forge_message(shared, length, random.choice((0, length, CAPACITY, -1)))
+        case _:
+            assert shared.at_once is not None
+            array = np.full(random.choice((0, 1, CAPACITY // 2, CAPACITY - 64, CAPACITY - 63)), 0xA5, np.uint8)
+            shared.at_once(random.random() < 0.5, array, 1, 0)
+
+
+def forge_message(shared: Shared, length: int, come: int) -> None:
+    """Write the header of a message where the next one is expected, as if so many of its bytes had come."""
+    ring = shared.ring._in
+    header = frames.encode(Opcode.EAGER, code_of(np.dtype(np.uint8)), 1, 1, length=length)
+    for place, byte in enumerate(header):
+        ring.data[(ring.position + place) % CAPACITY] = byte
+    ring.words[shm_ring._HEAD] = (ring.position + len(header) + come) % (1 << 64)
 
 
 def test_no_word_leads_out_of_the_ring() -> None:
@@ -104,7 +152,7 @@ def test_no_word_leads_out_of_the_ring() -> None:
             with contextlib.suppress(ProtocolError):
                 for _ in range(random.randint(1, 12)):
                     spoil(shared, random)
-                    use(shared.ring, random)
+                    use(shared, random)
             shared.check_guards()
 
     with memory_within(MEMORY):
@@ -123,6 +171,29 @@ def test_a_tail_out_of_range_ends_the_connection(shared: Shared, tail: int) -> N
     shared.words[0][shm_ring._TAIL] = tail
     with pytest.raises(ProtocolError, match="rank 1 set the tail"):
         shared.ring.send([bytes(np.int64(CAPACITY))])
+
+
+@pytest.mark.skipif(native.core is None, reason="the compiled core alone reads the head twice")
+def test_a_head_that_goes_back_in_a_message(tmp_path: Path) -> None:
+    shared = Shared(functools.partial(Mapping.create, str(tmp_path), "job"))
+    shared.memory.release()
+    memory = np.full(3 * GUARD, 0xA5, np.uint8)
+    array, head = memory[GUARD : GUARD + CAPACITY // 2], shared.words[1]
+    forge_message(shared, array.size, 0)
+    child = os.fork()
+    while not child:
+        for head[shm_ring._HEAD] in (64, 80, 96, 0):
+            pass
+    try:
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            assert shared.at_once is not None
+            assert not shared.at_once(False, array, 1, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert (memory[:GUARD] == 0xA5).all()
+    assert (memory[GUARD + array.size :] == 0xA5).all()
 
 
 def test_own_counters_are_not_read_from_shared_memory(shared: Shared) -> None:

@@ -19,7 +19,7 @@ EXAMPLES = int(os.environ.get("RANKMESH_FUZZ_EXAMPLES", "400"))
 """Sequences of frames of each test; the same ones in every run."""
 BATCH = 20
 """Sequences that one seed gives: hypothesis takes longer to draw a seed than most of them take."""
-_WORDS = (0, 1, 255, (1 << 31) - 1, (1 << 32) - 1, 1 << 32, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+WORDS = (0, 1, 255, (1 << 31) - 1, (1 << 32) - 1, 1 << 32, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 
 fuzzed = settings(
     max_examples=max(1, EXAMPLES // BATCH),
@@ -66,7 +66,7 @@ def _mutate(random: Random, frame: bytearray, begin: int) -> None:
         del frame[at:]
     elif kind < 0.5:
         at -= at % size
-        frame[at : at + size] = (random.choice(_WORDS) & (1 << 8 * size) - 1).to_bytes(size, "big")[: len(frame) - at]
+        frame[at : at + size] = (random.choice(WORDS) & (1 << 8 * size) - 1).to_bytes(size, "big")[: len(frame) - at]
     else:
         frame[at] = random.randrange(256)
 

@@ -46,15 +46,15 @@ class MemoryEngine:
         self._inbox: defaultdict[int, deque[tuple[Header, bytes]]] = defaultdict(deque)
 
     def send(self, rank: int, buffers: list[Any], transfer: Transfer | None = None) -> None:
-        """Send a frame: its bytes are copied, so it is done at once."""
+        """Send frames, each a header and its payload, if it has one: they are copied, so it is done at once."""
         self.sent[rank] += 1
-        header = frames.decode(buffers[0])
-        payload = b"".join(map(bytes, buffers[1:]))
-        assert len(payload) == header.length
-        assert len(buffers[0]) == HEADER_BYTES
-        receiver = self._engines[rank]
+        parts, receiver = iter(buffers), self._engines[rank]
         with receiver._arrival:
-            receiver._inbox[self.rank].append((header, payload))
+            for encoded in parts:
+                header = frames.decode(encoded)
+                payload = bytes(next(parts)) if header.length else b""
+                assert (len(encoded), len(payload)) == (HEADER_BYTES, header.length)
+                receiver._inbox[self.rank].append((header, payload))
             receiver._arrivals += 1
             receiver._arrival.notify()
         if transfer is not None:

@@ -36,7 +36,7 @@ _TYPES: tuple[Any, ...] = (
     "?",
 )
 _DTYPES: tuple[np.dtype[Any], ...] = tuple(map(np.dtype, _TYPES))
-_COUNTS = (0, 1, 1, 2, 3, 7, 16, 33, 100, 1000, 4096, 16384, 20000, 70000)
+_COUNTS = (0, 1, 1, 2, 3, 7, 16, 33, 100, 1000, 4096, 16384, 20000, 70000, 200000)
 _ORDERED = ("SUM", "PRODUCT", "MIN", "MAX")
 _ARITHMETIC = ("SUM", "PRODUCT")
 _BITWISE = ("BAND", "BOR", "BXOR")
@@ -44,6 +44,10 @@ _ASYNC = 0.2
 """Share of asynchronous calls."""
 _MISMATCHES = 0.02
 """Share of calls that one rank makes differently."""
+
+
+_ORDERS = ("as sent", "sorted", "posted", "begun", "any", "answered", "batch", "itself")
+"""What makes a program's short messages different: see _short_messages."""
 
 
 class Program:
@@ -66,7 +70,8 @@ class Program:
         """Make all calls; return the digest of this rank's results."""
         kinds = (_all_reduce, _reduce, _broadcast, _all_gather, _all_gather_into, _gather, _scatter, _reduce_scatter)
         for self._step in range(CALLS):
-            kind = self.draw.choice((*kinds, *kinds, _all_to_all, _all_to_all, _barrier, _messages, _messages))
+            others = _all_to_all, _all_to_all, _barrier, _messages, _messages
+            kind = self.draw.choice((*kinds, *kinds, *others, *[_short_messages] * 12))
             self.group, self.ranks = self.draw.choice(self._groups)
             self.dtype = self.draw.choice(_DTYPES)
             self.count = self.draw.choice(_COUNTS)
@@ -75,7 +80,9 @@ class Program:
             self.step = self.draw.choice((1, 1, 1, 2))
             self.offset = self.draw.choice((0, 0, 0, 1))
             self.messages = self.draw.randint(1, 3)
-            self.asynchronous = self.draw.random() < _ASYNC and kind is not _messages
+            self.tags = self.draw.choices((0, 1, -5, 1 << 40), k=self.draw.randint(1, 5))
+            self.order = self.draw.choice(_ORDERS)
+            self.asynchronous = self.draw.random() < _ASYNC and kind not in (_messages, _short_messages)
             differs = self.draw.choice(self.ranks) if self.draw.random() < _MISMATCHES else None
             if dist.get_rank() not in self.ranks:
                 continue
@@ -198,3 +205,47 @@ def _messages(at: Program) -> None:
         outputs = [at.array(at.count, 9) for _ in range(number)]
         works = [dist.irecv(outputs[tag], sender, group=at.group, tag=tag) for tag in reversed(range(number))]
         at.pending += [(work, []) for work in works] + [(None, outputs)]
+
+
+def _short_messages(at: Program) -> None:
+    """Send short messages to the root from the next rank, one for each of some tags, or both ways."""
+    me, order, group = dist.get_rank(), at.order, at.group
+    sender = at.ranks[(at.ranks.index(at.root) + 1) % len(at.ranks)]
+    arrays = [at.array(min(at.count, 1000), lane) for lane in range(len(at.tags))]
+    outputs = [at.array(array.size, 9) for array in arrays]
+    if order == "itself" or sender == at.root:
+        if me == at.root:
+            for array, output, tag in zip(arrays, outputs, at.tags, strict=True):
+                at.pending += [(dist.irecv(output, me, group, tag), []), (dist.isend(array, me, group, tag), [output])]
+    elif order == "batch" and me in (sender, at.root):
+        other = at.root if me == sender else sender
+        pairs = zip((dist.isend, dist.irecv), (arrays, outputs), strict=True)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(op, array, other, group, tag)
+                for op, some in pairs
+                for array, tag in zip(some, at.tags, strict=True)
+            ]
+        )
+        at.pending += [(work, []) for work in works] + [(None, outputs)]
+    elif me == sender:
+        for number, (array, output, tag) in enumerate(zip(arrays, outputs, at.tags, strict=True)):
+            if order == "begun" and number % 2 == 0:
+                at.pending.append((dist.isend(array, at.root, group, tag), []))
+            else:
+                dist.send(array, at.root, group, tag)
+            if order == "answered":
+                dist.recv(output, at.root, group, tag)
+                at.pending.append((None, [output]))
+    elif me == at.root:
+        given = list(zip(outputs, at.tags, strict=True))
+        for number, (output, tag) in enumerate(sorted(given, key=lambda one: one[1]) if order == "sorted" else given):
+            work = None
+            if order == "posted" and number % 2 == 0:
+                work = dist.irecv(output, sender, group, tag)
+            else:
+                from_any = order == "any" and len(at.ranks) == 2  # a third rank may be further on
+                assert dist.recv(output, None if from_any else sender, group, tag) == sender
+            at.pending.append((work, [output]))
+            if order == "answered":
+                dist.send(output, sender, group, tag)

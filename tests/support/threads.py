@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from rankmesh_agent import native
 from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
@@ -21,6 +24,10 @@ from rankmesh_agent.wire.schemas import Member
 from support.connecting import connect_all
 
 TRANSPORTS = ("tcp", "segment")
+ORDERED = pytest.param(
+    "ordered", marks=pytest.mark.skipif(native.core is None, reason="the compiled core orders words")
+)
+"""Parameter of tests in shared memory for its words on processors that reorder accesses."""
 WORLD = 1
 SHM = "/dev/shm"
 TIMEOUT = 30.0

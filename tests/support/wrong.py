@@ -243,6 +243,10 @@ WRONG: dict[str, Wrong] = {
         scatter_of_nothing=lambda api, a: api.scatter(a(), None, src=a.rank),
     ),
     **_wrong(
+        ValueError, "gather_tensor is missing: on the destination rank give an array for all ranks' elements",
+        gather_single_into_nothing=lambda api, a: api.gather_single(a(), None, dst=a.rank),
+    ),
+    **_wrong(
         ValueError, "is only for the (destination|source) rank: leave it out on this one",
         gather_with_a_list_elsewhere=lambda api, a: api.gather(a(), a.many(), dst=a.other),
         scatter_with_a_list_elsewhere=lambda api, a: api.scatter(a(), a.many(), src=a.other),
@@ -257,12 +261,14 @@ WRONG: dict[str, Wrong] = {
     **_wrong(
         ValueError, r"has 8 elements, but must have 3 times the 3 of \w+, 9",
         all_gather_into_a_smaller_one=lambda api, a: api.all_gather_into_tensor(a(8), a(3)),
+        gather_single_into_a_smaller_one=lambda api, a: api.gather_single(a(3), a(8), dst=a.rank),
         reduce_scatter_of_a_smaller_one=lambda api, a: api.reduce_scatter_tensor(a(3), a(8)),
     ),
     **_wrong(
-        ValueError, r"^(output(_tensor)?|input|\w+_list\[[01]\]) has dtype float64, but \w+(\[0\])? has float32:",
+        ValueError, r"^(output|input|\w+_tensor|\w+_list\[[01]\]) has dtype float64, but \w+(\[0\])? has float32:",
         all_gather_of_another_dtype=lambda api, a: api.all_gather(a.many(dtype=float), a()),
         all_gather_into_several_dtypes=lambda api, a: api.all_gather([a(), a(dtype=float), a()], a()),
+        gather_single_of_another_dtype=lambda api, a: api.gather_single(a(), a(9, float), dst=a.rank),
         all_gather_single_of_another_dtype=lambda api, a: api.all_gather_into_tensor(a(9, float), a()),
         gather_of_another_dtype=lambda api, a: api.gather(a(), a.many(dtype=float), dst=a.rank),
         scatter_of_another_dtype=lambda api, a: api.scatter(a(), a.many(dtype=float), src=a.rank),
@@ -666,7 +672,7 @@ CANNOT: dict[str, dict[str, str]] = {
         "no tensor has such elements": "all_reduce_of_(text|objects)|all_gather_of_dates",
     },
     "torch.distributed": {
-        "torch has no such function": r"\w+_multigpu_\w+|batch\w+|all_to_all_object_\w+",
+        "torch has no such function": r"\w+_multigpu_\w+|gather_single_\w+|batch\w+|all_to_all_object_\w+",
         "NCCL alone splits and shrinks groups": r"(split|shrink)_group_\w+",
         "no call but barrier has a timeout, and that is a timedelta": r"(?!barrier)\w+_with_a_(negative|named)_timeout"
         "|barrier_with_a_(negative_timeout|timeout_that_is_no_number)",

@@ -37,6 +37,11 @@ def test_no_name_of_the_reference_is_missing(api: types.ModuleType) -> None:
     assert not set(api.REFERENCE.split()) & set(api.NOT_HERE)
 
 
+def test_the_names_that_are_new_are_those_that_torch_has(api: types.ModuleType) -> None:
+    new = {name for name in api.NEW.split() if api.torch_object(name) is not None}
+    assert new == (set(api.NEW.split()) if hasattr(c10d, "gather_single") else set())
+
+
 def test_nothing_is_explained_that_needs_no_explanation(api: types.ModuleType) -> None:
     names = set(api.torch_names())
     assert set(api.NOT_HERE) <= names

@@ -40,7 +40,7 @@ def octets(tensor: torch.Tensor) -> bytes:
 
 
 @pytest.mark.usefixtures("plain")
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental", "ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:B?Complex(Half|32) support is experimental", "ignore:torch.quantize_per_tensor")
 class TestTensors:
     @pytest.mark.parametrize("dtype", sorted(DTYPES, key=str), ids=str)
     @pytest.mark.parametrize("shape", [(), (0,), (6,), (2, 0, 3), (2, 3)], ids=str)

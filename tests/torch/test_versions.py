@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as c10d
 from support.processes import Ranks
 
 from rankmesh.torch import _versions
@@ -39,6 +40,17 @@ def test_an_older_one_is_refused_in_words(ranks: Ranks) -> None:
         rank = ranks.command("-c", code, name=f"old-{number}", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
         ranks.succeed([rank])
         assert REFUSAL in rank.stdout, program
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("autoload", ["1", "0"] if hasattr(c10d.Backend, "_ensure_backend_registered") else ["1"])
+def test_the_name_works_without_an_import(ranks: Ranks, autoload: str) -> None:
+    """By the entry points of the installed package; torch 2.14 looks the name up if ``import torch`` loads nothing."""
+    group = "d.init_process_group('cpu:rankmesh', init_method='tcp://127.0.0.1:0', rank=0, world_size=1)"
+    code = f"import torch.distributed as d; {group}; print(d.get_backend_config()); d.destroy_process_group()"
+    rank = ranks.command("-c", code, name="lazy", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    ranks.succeed([rank])
+    assert rank.stdout == "cpu:rankmesh\n"
 
 
 def test_options_that_torch_2_7_leaves_incomplete_are_asynchronous() -> None:

@@ -9,7 +9,7 @@ from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.fingerprint import raise_mismatch
 from rankmesh_agent.collectives.hosts import HierarchicalLink
-from rankmesh_agent.collectives.reduction import ignore_fp_errors, partial_dtype
+from rankmesh_agent.collectives.reduction import ignore_fp_errors
 from rankmesh_agent.collectives.select import HIERARCHICAL, Algorithm, Medium, algorithm
 from rankmesh_agent.progress.message_link import DIRECT_RANKS, MessageLink
 from rankmesh_agent.shared_memory.segment import Segment
@@ -41,9 +41,7 @@ class CpuBackend(Backend):
         if call.kind is OpType.EMPTY:
             return registered.over_link if segment is None else registered.over_segment
         if segment is None:
-            op, dtype = call.reduce_op, call.dtype
-            wide = op is not None and dtype is not None and partial_dtype(op, dtype, size) != dtype
-            return algorithm(call.kind, "link", call.nbytes, size, wide=wide, shares_cores=self._link.shares_cores)
+            return algorithm(call.kind, "link", call.nbytes, size, shares_cores=self._link.shares_cores)
         medium: Medium = "registered" if segment.regions else "reads" if segment.can_read else "segment"
         return algorithm(call.kind, medium, call.nbytes, size, segment.slot_bytes)
 

@@ -10,7 +10,7 @@ from rankmesh_agent.collectives.hosts import Layout
 from rankmesh_agent.collectives.rounds import Payload, allreduce_bytes, distances
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.shared_memory.mapping import Mapping
-from rankmesh_agent.shared_memory.segment import Segment
+from rankmesh_agent.shared_memory.segment import Process, Segment
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _log = logging.getLogger("rankmesh")
@@ -29,7 +29,7 @@ class Agreement(NamedTuple):
 
     slot_bytes: int
     shares_cores: bool
-    processes: Sequence[tuple[int, bytes]]
+    processes: Sequence[Process]
 
 
 class SegmentOptions(NamedTuple):
@@ -112,7 +112,10 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
         if link.rank == first and mapping is not None:
             mapping.release()
     if not verdict and mapping is not None:
-        return Segment(mapping, here.index(link.rank), len(here), slot_bytes, options.oversubscribed)
+        segment = Segment(mapping, here.index(link.rank), len(here), slot_bytes, options.oversubscribed)
+        if agreement.shares_cores:  # a step takes longer than what the cache saves
+            segment.chunk_bytes = slot_bytes
+        return segment
     refuser, _, reason = verdict.decode(errors="replace").partition(" ")
     if options.strict:
         raise DistNetworkError(

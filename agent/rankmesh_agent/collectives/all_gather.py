@@ -19,7 +19,7 @@ def over_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> No
     """
     rank = segment.rank
     longest = max(map(len, outputs))
-    capacity = segment.slot_bytes // array.itemsize
+    capacity = segment.chunk(array.dtype)
     for begin in range(0, longest or 1, capacity):
         part = array[begin : begin + capacity]
         slots = segment.slots(array.dtype, min(capacity, longest - begin))

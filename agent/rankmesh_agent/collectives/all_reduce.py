@@ -130,13 +130,13 @@ def doubling_link(link: Link, array: Array, op: ReduceOp) -> None:
     reduce_by_doubling(link, array, op)
 
 
-def direct_link(link: Link, array: Array, op: ReduceOp) -> None:
+def direct_link(link: DirectLink, array: Array, op: ReduceOp) -> None:
     """Each rank reduces its shard in pieces and sends each result to all ranks during the exchange of the next piece.
 
-    Steps: one a piece, and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes, as round a ring, but
-    one rank reduces a shard in rank order: the result equals that of the other transports, and float16 is rounded once.
+    Steps: one a piece, of which the first is the arrival, and 1 more. Each rank sends and receives 2 (size - 1) / size
+    of its bytes, as round a ring, but one rank reduces a shard in rank order: the result equals that of the other
+    transports, and float16 is rounded once.
     """
-    link.arrive()
     split = [array[share] for share in shards(array.size, link.size)]
     mine = split[link.rank]
     others = link.others()

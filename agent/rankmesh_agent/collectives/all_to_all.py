@@ -21,6 +21,8 @@ _ROW = 1 << 16
 each. Calculated, not measured: where a message takes 80 us, and a byte 0.35 ns, 45 to 130 kB for 13 to 4096 ranks."""
 _LONG = 1 << 20
 """Minimum bytes for one rank that it reads from the sender's memory; below, two copies in the cache are faster."""
+_LONG_READS = 4 << 20
+"""The same, times the number of ranks, of an array that is not registered: the kernel copies it page by page."""
 
 
 def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
@@ -109,10 +111,10 @@ def _locations(segment: Segment, inputs: Sequence[Array]) -> list[int]:
     """Return the locations of the long arrays that the other ranks can read directly, as ``Segment.locations`` does."""
     long = [part if part.nbytes >= _LONG and to != segment.rank else None for to, part in enumerate(inputs)]
     locations = segment.locations(long if segment.usable else [None] * len(long))
-    if not segment.can_read:
-        for to in range(0, len(locations), 2):
-            if locations[to] == PRIVATE:
-                locations[to : to + 2] = NOT_EXPOSED, 0
+    for to, part in enumerate(inputs):
+        reads = segment.can_read and part.nbytes * segment.size >= _LONG_READS
+        if not reads and locations[2 * to] == PRIVATE:
+            locations[2 * to : 2 * to + 2] = NOT_EXPOSED, 0
     return locations
 
 

@@ -27,7 +27,7 @@ def over_segment(segment: Segment, array: Array, root: int) -> None:
     Steps: 1 a chunk, at least 1. The root writes its bytes once, the others read them once.
     """
     sending = segment.rank == root
-    for chunk in chunks(array.size, segment.slot_bytes // array.itemsize) or [slice(0, 0)]:
+    for chunk in chunks(array.size, segment.chunk(array.dtype)) or [slice(0, 0)]:
         part = array[chunk]
         slot = segment.slots(array.dtype, part.size)[root]
         if sending:

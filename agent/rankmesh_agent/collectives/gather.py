@@ -17,7 +17,7 @@ def over_segment(segment: Segment, outputs: Sequence[Array], array: Array, root:
     Steps: 1 a chunk, at least 1. Each rank writes its bytes once; the root reads all.
     """
     rank = segment.rank
-    capacity = segment.slot_bytes // array.itemsize
+    capacity = segment.chunk(array.dtype)
     for begin in range(0, array.size or 1, capacity):
         part = array[begin : begin + capacity]
         slots = segment.slots(array.dtype, part.size)

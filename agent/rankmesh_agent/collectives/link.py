@@ -139,6 +139,23 @@ class DirectLink(Link):
             CallMismatchError: the ranks did not make the same call.
         """
 
+    @abstractmethod
+    def arrive_with(
+        self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]
+    ) -> Exchange:
+        """Arrive at the call, as all_exchange does, with the first messages of an exchange; see Link.start.
+
+        The data is on its way before any rank knows whether the others make the same call: an exchange and an arrival
+        in one step. The buffers must not be those of the caller's results, and have at most CHUNK_BYTES.
+
+        Args:
+            sends: a message for every other rank, which may be empty.
+            receives: a buffer for the message of every other rank.
+
+        Raises:
+            CallMismatchError: the ranks did not make the same call.
+        """
+
 
 def pipelined(link: Link, count: int, start: Callable[[int], Exchange]) -> Iterator[int]:
     """Yield the number of each of ``count`` exchanges when it is complete, after ``start`` has begun the next one."""

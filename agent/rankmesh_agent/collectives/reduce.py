@@ -131,12 +131,11 @@ def all_reduce_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
     halving_link(link, array if link.rank == root else array.copy(), op)
 
 
-def direct_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
+def direct_link(link: DirectLink, array: Array, op: ReduceOp, root: int) -> None:
     """Each rank reduces its shard in pieces and sends each result to the root during the exchange of the next piece.
 
     Steps: one a piece, and 1 more. Each rank sends its bytes once; the root receives 2 (size - 1) / size of its own.
     """
-    link.arrive()
     split = [array[share] for share in shards(array.size, link.size)]
     at_root = link.rank == root
     others = link.others()

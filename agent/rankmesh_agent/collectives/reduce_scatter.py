@@ -157,20 +157,19 @@ def ring_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) 
         reduce_received(link, (rank + 1) % size, sent, (rank - 1) % size, mine, op, result)
 
 
-def direct_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
+def direct_link(link: DirectLink, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
     """Each rank sends every other rank its input; the receiver reduces the inputs in pieces, in the cache.
 
     Steps: 1 a piece. Each rank sends (size - 1) / size of its bytes and receives (size - 1) times its output.
     """
-    link.arrive()
     for _ in reduce_chunks(link, output, inputs, op):
         pass
 
 
 def reduce_chunks(
-    link: Link, output: Array | None, inputs: Sequence[Array], op: ReduceOp
+    link: DirectLink, output: Array | None, inputs: Sequence[Array], op: ReduceOp
 ) -> Iterator[tuple[slice, Array]]:
-    """Exchange and reduce, after the arrival; yield each piece's slice of the inputs, and this rank's reduced piece.
+    """Arrive, exchange and reduce; yield each piece's slice of the inputs, and this rank's reduced piece.
 
     The next piece is in transit while this one is reduced and used. Ranks whose input is shorter yield empty arrays.
 
@@ -192,9 +191,10 @@ def reduce_chunks(
         part = slice(number * piece, (number + 1) * piece)
         count = mine[part].size
         sends = [(other, as_bytes(inputs[other][part])) for other in others]
-        return link.start(sends, [(other, as_bytes(rows[number % 2, other, :count])) for other in others])
+        receives = [(other, as_bytes(rows[number % 2, other, :count])) for other in others]
+        return link.start(sends, receives) if number else link.arrive_with(sends, receives)
 
-    for number in pipelined(link, -(-max(part.size for part in inputs) // piece), start):
+    for number in pipelined(link, -(-max(part.size for part in inputs) // piece) or 1, start):
         part = slice(number * piece, (number + 1) * piece)
         own = mine[part]
         parts = [own if other == rank else rows[number % 2, other, : own.size] for other in range(size)]

@@ -2,11 +2,10 @@
 
 A call takes the first row of its collective and medium whose limit it does not exceed. Limits up to MEASURED_RANKS are
 measured: ``python -m benchmarks.tune`` finds and prints them. Measured: 2026-11-21, those of 6 and 8 ranks over
-messages 2026-11-23, on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669; that of scatter over reads 2026-11-23 on Intel Xeon, 2
-cores. Those of several hosts are older: a single host cannot measure them. Limits for more ranks over messages are
-calculated, not measured: algorithms of log2 size steps for short arrays, of the fewest bytes for long ones, for 80 us a
-message and 0.35 ns a byte. From 17 ranks on, no rank addresses all others, except the root of long arrays of gather and
-scatter.
+messages 2026-11-23, that of scatter over reads 2026-11-28, on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669. Those of
+several hosts are older: a single host cannot measure them. Limits for more ranks over messages are calculated, not
+measured: algorithms of log2 size steps for short arrays, of the fewest bytes for long ones, for 80 us a message and
+0.35 ns a byte. From 17 ranks on, no rank addresses all others, except the root of long arrays of gather and scatter.
 """
 
 from __future__ import annotations
@@ -51,14 +50,13 @@ class Row(NamedTuple):
         limits: the most bytes a rank, by the least number of ranks for which that holds; begins with 2 ranks.
         able: the most bytes that the algorithm can take; "slot" is a slot of the group's shared memory, "lane" that
             divided by the number of ranks.
-        only: "wide": only reductions whose partial results are wider than the arrays (see reduction.partial_dtype);
-            "shares_cores": only where ranks share cores (see Link).
+        only: "shares_cores": only where ranks share cores (see Link).
     """
 
     algorithm: Algorithm
     limits: Mapping[int, float] = {2: ANY}
     able: float | Literal["slot", "lane"] = ANY
-    only: Literal["", "wide", "shares_cores"] = ""
+    only: Literal["", "shares_cores"] = ""
 
     def most(self, size: int, slot_bytes: int | None) -> float:
         """Return the most bytes that the algorithm can take in a group of ``size`` ranks."""
@@ -71,7 +69,7 @@ class Row(NamedTuple):
         return self.limits[max((ranks for ranks in self.limits if ranks <= size), default=2)]
 
 
-_HALVING = {2: 4 * _MIB, **{1 << bits: ANY for bits in range(2, 13)}, 3: NEVER, 5: NEVER, 9: NEVER}
+_HALVING = {2: NEVER, **{1 << bits: ANY for bits in range(5, 13)}}
 """Of numbers of ranks that are no power of two, some ranks send all their bytes in addition."""
 _HALVING |= {(1 << bits) + 1: 256 * _KIB << bits for bits in range(4, 13)}
 
@@ -89,10 +87,8 @@ TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
         Row(all_reduce.small_link, {2: SMALL, 4: 32 * _KIB, 6: NEVER}, SMALL),
         Row(all_reduce.star_link, {2: NEVER, 4: SMALL, 13: NEVER}, SMALL),
         Row(all_reduce.doubling_link, {2: NEVER, 13: 1536 * _KIB, 16: 512 * _KIB}),
-        # One rank reduces each shard, so that no partial results travel: they would be longer.
-        Row(all_reduce.direct_link, {2: ANY, 17: NEVER}, only="wide"),
+        Row(all_reduce.direct_link, {2: ANY, 17: NEVER}),
         Row(all_reduce.halving_link, _HALVING),
-        Row(all_reduce.direct_link, {2: NEVER, 3: 4 * _MIB, 4: ANY, 17: NEVER}),
         Row(all_reduce.ring_link),
     ),
     (OpType.ALL_REDUCE, "hosts"): (
@@ -160,7 +156,10 @@ TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
         Row(gather.direct_link),
     ),
     (OpType.SCATTER, "segment"): (Row(scatter.over_segment),),
-    (OpType.SCATTER, "reads"): (Row(scatter.over_segment, {2: 256 * _KIB}), Row(scatter.direct_segment)),
+    (OpType.SCATTER, "reads"): (
+        Row(scatter.over_segment, {2: 2 * _MIB, 4: 512 * _KIB, 8: 256 * _KIB}),
+        Row(scatter.direct_segment),
+    ),
     (OpType.SCATTER, "registered"): (
         Row(scatter.over_segment, {2: 64 * _KIB, 4: 256 * _KIB}),
         Row(scatter.direct_segment),
@@ -215,7 +214,6 @@ def algorithm(
     size: int,
     slot_bytes: int | None = None,
     *,
-    wide: bool = False,
     shares_cores: bool = False,
 ) -> Algorithm:
     """Return the algorithm for a call.
@@ -226,14 +224,12 @@ def algorithm(
         nbytes: bytes each rank contributes.
         size: ranks in the group.
         slot_bytes: bytes of a segment's slot.
-        wide: whether partial results of the reduction are wider than the arrays.
         shares_cores: whether ranks share cores.
     """
-    applies = {"": True, "wide": wide, "shares_cores": shares_cores}
     return next(
         row.algorithm
         for row in rows_of(kind, medium)
-        if applies[row.only] and nbytes <= min(row.limit(size), row.most(size, slot_bytes))
+        if (shares_cores or not row.only) and nbytes <= min(row.limit(size), row.most(size, slot_bytes))
     )
 
 
@@ -241,8 +237,7 @@ def algorithms(
     kind: OpType, medium: Medium, slot_bytes: int | None = None, size: int = 1
 ) -> list[tuple[float, Algorithm]]:
     """Return the algorithms of a collective in the table's order, each after the most bytes that it can take."""
-    usual = [row for row in rows_of(kind, medium) if row.only != "wide"]
-    return [(row.most(size, slot_bytes), row.algorithm) for row in usual]
+    return [(row.most(size, slot_bytes), row.algorithm) for row in rows_of(kind, medium)]
 
 
 def rows_of(kind: OpType, medium: Medium) -> tuple[Row, ...]:

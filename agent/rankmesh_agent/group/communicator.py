@@ -64,6 +64,9 @@ class Communicator(ABC):
     at_once: Callable[..., bool] | None = None
     """The compiled core's ``at_once``, for calls with ``default_options``; None without it, and in a batch."""
 
+    message_at_once: Callable[..., bool] | None = None
+    """The compiled core's ``at_once`` for messages; None without it."""
+
     gpus: Any = None
     """Selects the communicator for arrays on GPUs, once there were any."""
 
@@ -160,7 +163,7 @@ class Communicator(ABC):
         """End the group in a forked child: calls raise an error, and nothing reaches the parent or its peers."""
         self.state.end_in_child()
         self.queue.end_in_child()
-        self.batch, self.submit, self.at_once = None, self.queue.submit, None
+        self.batch, self.submit, self.at_once, self.message_at_once = None, self.queue.submit, None, None
 
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""

@@ -68,6 +68,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.messages = GroupMessages(self.state, self.matcher)
         self.queue = CallQueue(self.state, first_backend(self.link))
         self.submit = self.queue.submit
+        self.message_at_once = self.messages.at_once
         self._others = frozenset(self.ranks) - {engine.rank}
         self._left = self._closed = False
         self.recorder.add_group(self)
@@ -80,6 +81,11 @@ class LocalCommunicator(Communicator, FrameSink):
         if self.batch is None:
             self.submit, self.at_once = self.queue.fastest
         self.messages.transport = self.queue.backend.messages or self.matcher
+        self.message_at_once = self.messages.at_once
+
+    def set_global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+        super().set_global_ranks(global_ranks)
+        self.messages.renumber()
 
     def use_custom_backend(self, name: str, engine: Any) -> None:
         self.use_backend(CustomBackend(name, engine, self.link))

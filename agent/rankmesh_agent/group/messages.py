@@ -17,8 +17,10 @@ import numpy as np
 from rankmesh_agent.backends.base import MessageTransport
 from rankmesh_agent.group.flight_recorder import MessageInfo, Record, describe, error_text, op_name
 from rankmesh_agent.group.local_state import LocalGroupState
+from rankmesh_agent.group.native_messages import NativeMessages
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
+from rankmesh_agent.native import core
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.matching import MessageMatcher
@@ -52,12 +54,23 @@ class GroupMessages:
         self.transport: MessageTransport = matcher
         self._sources = tuple(rank for rank in state.ranks if rank != state.engine.rank)
         self._op_stats = {"send": OpStats(), "recv": OpStats()}
+        self._native = None if core is None else NativeMessages(core, state, matcher)
         self._lock = threading.Lock()
         self._pending: dict[int, PendingMessage] = {}
         self.waiting: dict[tuple[int, int], PendingMessage] = {}
         self.timeout: CollectiveTimeoutError | None = None
         """The latest message that timed out, unless its time was too short to wait for another rank in earnest."""
         self._sweep_at = _SWEEP_SIZE
+
+    @property
+    def at_once(self) -> Callable[..., bool] | None:
+        """The compiled core's ``at_once``, where it may carry out messages."""
+        return None if self._native is None or self.transport is not self.matcher else self._native.at_once
+
+    def renumber(self) -> None:
+        """Note that the members have other global ranks now."""
+        if self._native is not None:
+            self._native.clear()
 
     def transfer(self, op: str, array: Array, rank: int, tag: int, options: Options) -> tuple[Work | None, Transfer]:
         """Complete a message, or return the Work of an asynchronous one.
@@ -162,7 +175,8 @@ class GroupMessages:
     def op_stats(self) -> Mapping[str, OpStats]:
         """Return the statistics, by operation."""
         self._sweep()
-        return {op: stats for op, stats in self._op_stats.items() if any(stats.buckets)}
+        found = self._op_stats if self._native is None else self._native.added_to(self._op_stats)
+        return {op: stats for op, stats in found.items() if any(stats.buckets)}
 
     def _sweep(self) -> None:
         """End the messages that are done although no thread has waited for them."""

@@ -63,8 +63,8 @@ _ONE_STEP = frozenset(
 
 _IN_LANES = frozenset({OpType.SCATTER, OpType.REDUCE_SCATTER, OpType.ALL_TO_ALL})
 """Collectives in which a slot has a lane for each rank."""
-_MAX_BYTES = 1 << 16
-"""Of an array: longer ones are no slower in NumPy's loops, which release the interpreter lock."""
+_MAX_BYTES = 1 << 17
+"""Of an array to be reduced: NumPy reduces longer ones faster, with wider instructions."""
 
 
 class NativeCalls:
@@ -111,41 +111,44 @@ class NativeCalls:
             return None
         counts = self._counts.setdefault(call.name, self._core.Counts())
         root = -1 if call.root is None else self._state.global_ranks.index(call.root)
-        room, first = _MAX_BYTES, 0
+        room, first, most = _MAX_BYTES, 0, _MAX_BYTES
         if isinstance(members, Segment):
-            room = members.slot_bytes
+            room = members.chunk_bytes if call.reduce_op is None else members.slot_bytes
             if call.kind in _IN_LANES and call.dtype is not None:
                 room = members.lane(call.dtype) * call.dtype.itemsize
                 first = members.rank * room
-        most = min(_MAX_BYTES, room)
-        arrays = _arrays(call.kind, members.rank == root, members.size)
+            most = room if call.reduce_op is None else min(_MAX_BYTES, room)
+        arrays = _arrays(call.kind, members.rank, root, members.size)
         if arrays is None or call.nbytes > most:
             return None
         return self._core.Plan(self._state, call, counts, (root, room, first, most), arrays)
 
     def added_to(self, stats: Mapping[str, OpStats]) -> dict[str, OpStats]:
         """Return statistics by operation, with those of the core's calls."""
-        found = dict(stats)
-        for name, counts in self._counts.copy().items():
-            nbytes, seconds, buckets = counts.totals()
-            found[name] = OpStats(nbytes, seconds, 0, buckets)
-            found[name].add(stats[name])
-        return found
+        return dict(stats) | {name: total(stats[name], counts) for name, counts in self._counts.copy().items()}
 
 
-def _arrays(kind: OpType, is_root: bool, size: int) -> tuple[int, int] | None:
-    """Return how many arrays a rank reads and writes in a collective; None if the core does not know it."""
-    each = size if is_root else 0
+def total(stats: OpStats, counts: Any) -> OpStats:
+    """Return the sum of an operation's statistics and those of the core's calls."""
+    nbytes, seconds, buckets = counts.totals()
+    found = OpStats(nbytes, seconds, 0, buckets)
+    found.add(stats)
+    return found
+
+
+def _arrays(kind: OpType, rank: int, root: int, size: int) -> tuple[int, int, int, int] | None:
+    """Return how many arrays a rank reads and writes, and which it copies itself; None if the core does not know it."""
+    is_root = rank == root
     return {
-        OpType.BARRIER: (0, 0),
-        OpType.ALL_REDUCE: (1, 1),
-        OpType.BROADCAST: (int(is_root), int(not is_root)),
-        OpType.ALL_GATHER: (1, size),
-        OpType.REDUCE: (1, int(is_root)),
-        OpType.GATHER: (1, each),
-        OpType.SCATTER: (each, 1),
-        OpType.REDUCE_SCATTER: (size, 1),
-        OpType.ALL_TO_ALL: (size, size),
+        OpType.BARRIER: (0, 0, -1, -1),
+        OpType.ALL_REDUCE: (1, 1, -1, -1),
+        OpType.BROADCAST: (int(is_root), int(not is_root), -1, -1),
+        OpType.ALL_GATHER: (1, size, -1, rank),
+        OpType.REDUCE: (1, int(is_root), -1, -1),
+        OpType.GATHER: (1, size, 0, rank) if is_root else (1, 0, -1, -1),
+        OpType.SCATTER: (size, 1, rank, 0) if is_root else (0, 1, -1, -1),
+        OpType.REDUCE_SCATTER: (size, 1, -1, -1),
+        OpType.ALL_TO_ALL: (size, size, rank, rank),
     }.get(kind)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import zlib
+from pathlib import Path
 from types import ModuleType
 
 from rankmesh_agent.config.env import permits_native
@@ -13,7 +15,11 @@ def _load() -> tuple[ModuleType | None, str]:
     try:
         if not permits_native(os.environ):
             return None, "RANKMESH_NATIVE is 0"
-        return importlib.import_module("rankmesh_agent.native.core"), ""
+        found = importlib.import_module("rankmesh_agent.native.core")
+        sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.p[yx][xi]")))
+        if sources and zlib.crc32(sources) != found.SOURCES:
+            return None, "its sources have changed since it was built: install the project anew"
+        return found, ""
     except ModuleNotFoundError:
         return None, "it was not built at the installation, which takes Linux on x86-64 or aarch64 and a C compiler"
     except (ImportError, ValueError) as error:

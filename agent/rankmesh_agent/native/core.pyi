@@ -1,11 +1,18 @@
 """Types of the compiled core, core.pyx."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+SOURCES: int
 
 class Slots:
     _steps: int
     _turn: int
+
+class Words:
+    def __init__(self, memory: Any, address: int) -> None: ...
+    def __getitem__(self, number: int) -> int: ...
+    def __setitem__(self, number: int, value: int) -> None: ...
 
 class State:
     call: Any
@@ -21,14 +28,50 @@ class Records:
     def copy(self) -> list[Any]: ...
     def __getitem__(self, number: int) -> Any: ...
 
-class Plan:
+class Ring:
+    position: int
+    capacity: int
+    address: int
+
+class Rings:
+    _in: Ring
+    _out: Ring
+    _lost: Any
+
+class Framing:
+    connection: Any
+    outgoing: Any
+    _header: Any
+    _begin: int
+    _end: int
+    _to_discard: int
+
+class Credit:
+    available: int
+    unreturned: int
+
+class Recorded:
+    def __init__(self, owner: Any, call: Any, counts: Counts) -> None: ...
+
+class Message(Recorded):
+    def __init__(
+        self, owner: Any, what: Any, counts: Counts, header: bytes, peer: Framing, credit: Credit, nbytes: int
+    ) -> None: ...
+
+class Messages:
+    def __init__(
+        self, state: Any, engine: Any, queues: tuple[Any, Any], kinds: Mapping[Any, Any], contention: Any
+    ) -> None: ...
+    def at_once(self, sends: bool, array: Any, rank: Any, tag: Any) -> bool: ...
+
+class Plan(Recorded):
     def __init__(
         self,
         owner: Any,
         call: Any,
         counts: Counts,
         place: tuple[int, int, int, int],
-        arrays: tuple[int, int],
+        arrays: tuple[int, int, int, int],
     ) -> None: ...
 
 class TcpCalls:

@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False, binding=False
-"""Short collectives in shared memory, each carried out whole by one function.
+"""Short collectives and messages in shared memory, each carried out whole by one function.
 
-The memory's layout, the steps and the arithmetic are those of slots.py and of the algorithms of one step: their Python
-code is the reference, and a rank that runs it works with ranks that run this. A call that the core does not know it
-leaves to the Python code, having done nothing. One that does not end soon, and one whose ranks make different calls, it
-hands to the Python code with its step begun: time limits, failures, Ctrl-C and errors are all there.
+The memory's layout, the steps and the arithmetic are those of slots.py and of the algorithms of one step, and for
+messages those of shm_ring.py and matching.py: their Python code is the reference, and a rank that runs it works with
+ranks that run this. A call that the core does not know, and a message that does not come soon, it leaves to the Python
+code, having done nothing. A collective that does not end soon, or whose ranks make different calls, it hands to the
+Python code with its step begun: time limits, failures, Ctrl-C and errors are all there.
 """
 
 from threading import get_ident
@@ -18,7 +19,7 @@ from rankmesh_agent.wire.ops import ReduceOp
 from cpython.object cimport PyObject, PyObject_CallFunctionObjArgs
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memmove
 
 cdef extern from *:
     """
@@ -72,6 +73,7 @@ cdef extern from *:
     void wake_sleepers(uint64_t *word) noexcept nogil
     void sleep_while(uint64_t *word, uint64_t value, long nanoseconds) noexcept nogil
     int sched_yield() noexcept nogil
+    uint32_t CHECKSUM "SOURCES"
 
 cdef enum:
     CONTIGUOUS_ALIGNED = 0x101  # flags of an array
@@ -105,6 +107,26 @@ cdef class Slots:
     cdef public int _turn
 
 
+cdef class Words:
+    """Words of shared memory for a processor that reorders accesses, see Mapping.words.
+
+    What follows a load comes after it. What precedes a store comes before it, and what follows it after it.
+    """
+
+    cdef object memory  # which stays mapped
+    cdef uint64_t *words
+
+    def __init__(self, memory, size_t address):
+        self.memory, self.words = memory, <uint64_t *>address
+
+    def __getitem__(self, size_t number):
+        return load_acquire(self.words + number)
+
+    def __setitem__(self, size_t number, uint64_t value):
+        store_release(self.words + number, value)
+        full_fence()
+
+
 cdef class State:
     """The part of state.GroupState that the core looks at in each call."""
 
@@ -112,28 +134,26 @@ cdef class State:
     cdef public uint64_t seq
 
 
-cdef class Plan:
+cdef class Plan(Recorded):
     """A plan as the core carries it out.
 
     Args:
-        owner: the state of the group, as records name it.
-        call: the call.
-        counts: statistics that count it.
+        owner, call, counts: see Recorded.
         place: the root's group rank, the bytes for an array in a slot, the first of them for this rank in each rank's
             slot, and the most that an array may have.
-        arrays: the number that this rank reads, and the number that it writes.
+        arrays: the number that this rank reads, and the number that it writes; the one of the former that no other rank
+            reads, and the one of the latter that it copies from its own: -1 for none.
     """
 
-    cdef object owner, call, dtype  # nothing that keeps the memory mapped: records refer to plans
-    cdef Counts counts
+    cdef object dtype
     cdef uint64_t fingerprint
-    cdef int kind, op, root, inputs, outputs, in_at, form
+    cdef int kind, op, root, inputs, outputs, own_input, own_output, in_at, form
     cdef Py_ssize_t count, itemsize, lane, offset, most
 
     def __init__(self, owner, call, Counts counts, tuple place, tuple arrays):
         self.root, self.lane, self.offset, self.most = place
-        self.inputs, self.outputs = arrays
-        self.owner, self.call, self.counts = owner, call, counts
+        self.inputs, self.outputs, self.own_input, self.own_output = arrays
+        Recorded.__init__(self, owner, call, counts)
         self.kind, self.dtype, self.count, self.fingerprint = call.kind, call.dtype, call.count, call.fingerprint
         self.op = -1 if call.reduce_op is None else call.reduce_op.value
         self.in_at = self.kind not in (ALL_REDUCE, BROADCAST, REDUCE)
@@ -358,7 +378,8 @@ cdef class Calls:
         cdef int64_t *note
         cdef int i
         for i in range(plan.inputs):
-            memcpy(slot + i * plan.lane, self.inputs[i], nbytes)
+            if i != plan.own_input:
+                memcpy(slot + i * plan.lane, self.inputs[i], nbytes)
         if plan.kind == ALL_TO_ALL:
             note = self.note(self.rank)
             for i in range(self.size):
@@ -383,43 +404,18 @@ cdef class Calls:
         cdef int rank
         for rank in range(self.size):
             line = &self.lines[rank]
-            if load_acquire(&line.count) >= steps or self.spin(&line.count, steps):
+            if spin(&line.count, steps, self.oversubscribed, self.contention, self):
                 continue
             self.hold()
-            while True:
-                store_release(&line.sleepers, 1)
-                full_fence()
-                count = load_acquire(&line.count)
-                if count >= steps:
-                    break
+            store_release(&line.sleepers, 1)
+            full_fence()
+            count = load_acquire(&line.count)
+            if count < steps:
                 with nogil:
                     sleep_while(&line.count, count, SLICE_NANOSECONDS)
-                if load_acquire(&line.count) == count:
+                if load_acquire(&line.count) < steps:  # a rank is at most one step behind, if it obeys the rules
                     return False
         return True
-
-    cdef bint spin(self, uint64_t *word, uint64_t value) except -1:
-        """See Slots._wait and CoreContention."""
-        cdef int looks = 1 if self.oversubscribed else SPINS
-        cdef int most = YIELDS if self.oversubscribed else SPIN_ROUNDS * SPINS, look
-        cdef double first = monotonic(), began, now
-        if first < <double>self.contention.free_at:
-            return False
-        for look in range(1, most + 1):
-            if load_acquire(word) >= value:
-                return True
-            relax()
-            if look % looks == 0:
-                began = monotonic()
-                sched_yield()
-                now = monotonic()
-                if now - began >= TIME_SLICE:
-                    self.hold()
-                    self.contention.lose_time_slice(began, now)
-                    break
-                if now - first >= MAX_SPIN:
-                    break
-        return load_acquire(word) >= value
 
     cdef bint matches(self) noexcept:
         """Return whether all ranks make the same call, an all_to_all with the same lengths."""
@@ -446,11 +442,12 @@ cdef class Calls:
             if not reduce_parts(self.outputs[0], self.parts, self.size, self.count, plan.op, plan.form, plan.itemsize):
                 self.hold()
                 self.combine(self.segment, plan.call.reduce_op, plan.offset, arguments[0])
-        elif plan.outputs == 1:
-            memcpy(self.outputs[0], first + plan.root * self.slot_bytes, nbytes)
-        else:
-            for rank in range(plan.outputs):
-                memcpy(self.outputs[rank], first + rank * self.slot_bytes, nbytes)
+        elif plan.outputs:
+            if plan.own_output >= 0:  # first: the inputs may overlap the outputs
+                memmove(self.outputs[plan.own_output], self.inputs[max(plan.own_input, 0)], nbytes)
+            for i in range(plan.outputs):
+                if i != plan.own_output:
+                    memcpy(self.outputs[i], first + (i if plan.outputs > 1 else plan.root) * self.slot_bytes, nbytes)
         return 0
 
     cdef int hold(self) except -1:
@@ -469,13 +466,43 @@ cdef class Calls:
         cdef Plan plan = self.plan
         if not self.held:
             self.state.call, self.state.seq = plan.call, self.seq
-        plan.counts.add(self.nbytes, ended - self.started)
-        self.records.put(plan, Ended(self.seq, self.nbytes, self.started, ended))
+        self.records.end(plan, Ended(self.seq, self.nbytes, self.started, ended))
         return 0
 
 
+cdef bint spin(uint64_t *word, uint64_t value, bint oversubscribed, contention, Calls calls) except -1:
+    """Wait a moment for a word; return whether it has the value. See Slots._wait and CoreContention."""
+    cdef int looks = 1 if oversubscribed else SPINS
+    cdef int most = YIELDS if oversubscribed else SPIN_ROUNDS * SPINS, look
+    cdef double first, began, now
+    if load_acquire(word) >= value:
+        return True
+    first = monotonic()
+    if first < <double>contention.free_at:
+        return False
+    for look in range(1, most + 1):
+        if load_acquire(word) >= value:
+            return True
+        relax()
+        if look % looks == 0:
+            began = monotonic()
+            sched_yield()
+            now = monotonic()
+            if now - began >= TIME_SLICE:
+                if calls is not None:
+                    calls.hold()
+                contention.lose_time_slice(began, now)
+                break
+            if now - first >= MAX_SPIN:
+                break
+    return load_acquire(word) >= value
+
+
+include "messages.pxi"
 include "tcp.pxi"
 
+
+SOURCES = CHECKSUM  # of the files that this was built from, which the build computes
 _array = numpy.frombuffer(bytes(24))  # read-only
 _fields = _array.__array_interface__["data"][0], 1, 3, id(_array.dtype), CONTIGUOUS_ALIGNED
 cdef ArrayFields *_c = <ArrayFields *><PyObject *>_array

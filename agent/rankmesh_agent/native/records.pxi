@@ -28,6 +28,22 @@ cdef class Counts:
         return self.nbytes, self.seconds, self.buckets
 
 
+cdef class Recorded:
+    """What the records of the core's calls say alike.
+
+    Args:
+        owner: the state of the group, as records name it.
+        call: the call or message.
+        counts: statistics that count it.
+    """
+
+    cdef object owner, call  # nothing that keeps the memory mapped: records refer to them
+    cdef Counts counts
+
+    def __init__(self, owner, call, Counts counts):
+        self.owner, self.call, self.counts = owner, call, counts
+
+
 cdef struct Ended:
     uint64_t seq, nbytes
     double started, ended
@@ -36,7 +52,7 @@ cdef struct Ended:
 cdef class Records:
     """The latest records of calls that have ended, as a deque of this length; those of the core are made when read."""
 
-    cdef list items  # records, or the core's plans
+    cdef list items  # records, or what those of the core say
     cdef Ended *calls
     cdef Py_ssize_t capacity, count
 
@@ -64,9 +80,9 @@ cdef class Records:
         item = self.items[number % self.capacity]
         if type(item) is tuple:
             return item
-        cdef Plan plan = item
+        cdef Recorded recorded = item
         cdef Ended *call = &self.calls[number % self.capacity]
-        return plan.owner, plan.call, call.seq, call.started, call.ended, "", call.nbytes
+        return recorded.owner, recorded.call, call.seq, call.started, call.ended, "", call.nbytes
 
     cdef int put(self, item, Ended call) except -1:
         cdef Py_ssize_t place = self.count % (self.capacity or 1)
@@ -75,3 +91,8 @@ cdef class Records:
             self.count += 1
             self.items[place] = item  # last: the end of the oldest record may let other threads run
         return 0
+
+    cdef int end(self, Recorded recorded, Ended call) except -1:
+        """Count and record a call of the core."""
+        recorded.counts.add(call.nbytes, call.ended - call.started)
+        return self.put(recorded, call)

@@ -24,7 +24,6 @@ cdef extern from *:
     ssize_t receive_now(int fd, char *into, size_t nbytes) noexcept nogil
 
 cdef enum:
-    HEADER_BYTES = 64
     SEQ = 3, LENGTH = 5, FINGERPRINT = 6  # words of a header, see frames.py
     MAX_PAYLOAD = 1 << 16
     RECEIVES = 16  # between two yields
@@ -65,7 +64,7 @@ cdef class TcpCalls(Calls):
         self.transfer = transfer
         self.sockets, self.due = self.engine.sockets, self.engine._poller.due
         self.acquire, self.release = self.engine.lock.acquire, self.engine.lock.release
-        self.oversubscribed = self.engine._oversubscribed
+        self.oversubscribed = self.engine.oversubscribed
         memcpy(self.header, <char *>header, HEADER_BYTES)
         self.peers = <Peer *>calloc(self.size, sizeof(Peer))
         self.own = <char *>calloc(1, MAX_PAYLOAD)

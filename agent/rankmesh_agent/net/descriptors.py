@@ -98,8 +98,7 @@ def raise_if_exhausted(error: BaseException, subject: str) -> None:
 
 def warn_exhausted(subject: str, error: BaseException) -> None:
     """Log that something has to wait for a free descriptor, at most once a minute in this process."""
-    global _latest
-    _latest = time.monotonic(), f"{subject}: {reason(error)}"
+    note_exhausted(f"{subject}: {reason(error)}")
     if _warning.is_due():
         _log.warning("%s: %s", subject, reason(error))
 
@@ -110,6 +109,12 @@ def log_failure(subject: str, error: Exception) -> None:
         warn_exhausted(subject, error)
     else:
         _log.error(subject, exc_info=error)
+
+
+def note_exhausted(text: str) -> None:
+    """Record what has to wait for a free descriptor, in this process or in one that it has started."""
+    global _latest
+    _latest = time.monotonic(), text
 
 
 def exhausted_since(since: float) -> str:

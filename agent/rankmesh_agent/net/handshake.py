@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from rankmesh_agent.config.tls import TlsSettings
 from rankmesh_agent.net import tls
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import warn_exhausted
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer, warn_refused
 from rankmesh_agent.net.sockets import AF_UNIX, is_ready, peer_name
 from rankmesh_agent.net.tls_socket import NO_SIGNAL, TlsSocket
@@ -226,4 +227,7 @@ def verdict_on(sock: socket.socket, token: str | Credentials, settings: TlsSetti
     except PeerRefusedError as error:
         warn_refused(error)
         return Verdict.OTHER_USER
+    except OSError as error:
+        warn_exhausted("a client is not served", error)
+        raise
     return Verdict.WELCOME

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Generic, TypeVar
 
+from rankmesh_agent.net.time_slice import shorten_time_slice
+
 SPIN_SECONDS = 60e-6
 """Duration of the polling of one call: about the time that both sides need to wake up and carry out a request."""
 _MAX_DOUBLINGS = 6
@@ -33,8 +35,8 @@ class CoreContention:
 
     A thread that polls yields its core now and then, because the process that it waits for may need it. Where another
     program takes it, that program has a whole time slice, and the polling has used up a part of this process's share. A
-    thread that blocks gets a core soon after it is woken. So on a busy host all waits of the process block at once, for
-    a time that doubles as long as the other programs stay.
+    thread that blocks gets a core soon after it is woken, the sooner the shorter its slice. So on a busy host all waits
+    of the process block at once, for a time that doubles as long as the other programs stay.
 
     Attributes:
         free_at: when waits may poll again, by the monotonic clock.
@@ -63,6 +65,8 @@ class CoreContention:
         again = began < self.free_at + 4 * self._block_seconds + _AGAIN_SECONDS
         self._block_seconds = min(max(2 * self._block_seconds, _BLOCK_SECONDS), _MAX_BLOCK_SECONDS) if again else 0.0
         self.free_at = now + self._block_seconds
+        if again:
+            shorten_time_slice()
 
 
 core_contention = CoreContention()

@@ -78,6 +78,7 @@ class ProgressEngine:
         dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock held.
         on_demand: whether ranks connect on demand, so that some may not be connected after the join.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
+        oversubscribed: see above.
         rings, sockets: see Poller.
         ends: an epoll descriptor that reports the end of connections, see ended_connections.
         on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
@@ -101,7 +102,7 @@ class ProgressEngine:
         self.on_peer_failure: Callable[[], None] = lambda: None
         self.on_demand = False
         self.unaddressed: dict[int, str] = {}
-        self._oversubscribed = oversubscribed
+        self.oversubscribed = oversubscribed
         self._peers = _Peers(self)
         # Reentrant because an RLock knows its owner, which a wait interrupted by Ctrl-C needs.
         self.lock = threading.RLock()
@@ -140,7 +141,7 @@ class ProgressEngine:
             if self.closed or rank in self.lost_peers:
                 connection.close()
                 return
-            if not self._oversubscribed:
+            if not self.oversubscribed:
                 connection.use_aggressive_mode()
             peer = self._peers.setdefault(rank, FramedConnection(rank, connection, self.eager_limit))
             peer.connection = connection

@@ -9,6 +9,7 @@ from itertools import islice
 
 import numpy as np
 
+from rankmesh_agent.native import core
 from rankmesh_agent.shared_memory.process_vm import address_of
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
@@ -100,7 +101,7 @@ SinkFor = Callable[[int, Header], FrameSink | None]
 """Returns the sink of a peer's frame, None if the frame is to be dropped."""
 
 
-class FramedConnection:
+class FramedConnection(object if core is None else core.Framing):  # type: ignore[misc]  # of what the core looks at
     """Framing on one connection.
 
     Attributes:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from rankmesh_agent.native import core
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import RemoteRead, Transfer
@@ -61,8 +62,7 @@ class _AnnouncedSend:
     transfer: Transfer
 
 
-@dataclass(eq=False)
-class _Credit:
+class _Credit(object if core is None else core.Credit):  # type: ignore[misc]  # of available and unreturned
     """Flow control between this rank and one peer: the credit of each direction.
 
     Attributes:
@@ -72,10 +72,9 @@ class _Credit:
         announced: number of the peer's announcements in the queue.
     """
 
-    available: int = WINDOW
-    unreturned: int = 0
-    queued: int = 0
-    announced: int = 0
+    def __init__(self) -> None:
+        self.available = WINDOW
+        self.unreturned = self.queued = self.announced = 0
 
 
 @dataclass(eq=False)
@@ -133,7 +132,8 @@ class MessageMatcher:
         if self.unexpected.first(source, tag) is None and self.receives.first(source, tag) is None:
             header = frames.encode(_EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, len(view))
             if self.engine.take(source, header, view):
-                self._return_credit(source, len(view))
+                if self._return_credit(source, len(view)):
+                    self.engine.poll_once(0)  # as the compiled core takes the other messages without a poll
                 transfer = Transfer()
                 transfer.source, transfer.done = source, True
                 return transfer
@@ -336,12 +336,14 @@ class MessageMatcher:
         if waiting is not None and not self._match(waiting):
             self.receives.restore(waiting)
 
-    def _return_credit(self, rank: int, nbytes: int) -> None:
+    def _return_credit(self, rank: int, nbytes: int) -> bool:
         credit = self.credits[rank]
         credit.unreturned += max(nbytes, _MIN_COST)
-        if credit.unreturned >= WINDOW // 4:
-            self.engine.send(rank, [self._frame(Opcode.CREDIT, total=credit.unreturned)])
-            credit.unreturned = 0
+        if credit.unreturned < WINDOW // 4:
+            return False
+        self.engine.send(rank, [self._frame(Opcode.CREDIT, total=credit.unreturned)])
+        credit.unreturned = 0
+        return True
 
     def _frame(self, opcode: Opcode, **fields: int) -> bytes:
         return frames.encode(opcode, group=self.group, epoch=self.engine.epoch, **fields)

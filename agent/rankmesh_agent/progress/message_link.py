@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.collectives.link import FEW_RANKS, DirectLink
+from rankmesh_agent.collectives.link import CHUNK_BYTES, FEW_RANKS, DirectLink
 from rankmesh_agent.collectives.rounds import allreduce_bytes_by_tree, distances
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
@@ -89,7 +89,11 @@ class MessageLink(DirectLink):
         self.describe: Callable[[], str] = str
         self._sources: list[int] = []
         """The ranks from which messages of this call's rounds have come."""
-        self._posted: defaultdict[int, deque[tuple[int, memoryview, Transfer]]] = defaultdict(deque)
+        self._posted: defaultdict[int, deque[tuple[memoryview, Transfer]]] = defaultdict(deque)
+        self._unposted: dict[int, memoryview] = {}
+        """Memory of the PART that a rank is sending, if it began to come before its buffer was posted."""
+        self._early: dict[int, tuple[tuple[int, int], memoryview]] = {}
+        """The latest such PART of each rank, after its call and fingerprint."""
         self._seq = -1
         self._mismatched = -2
         """The latest call in which other ranks found a mismatch."""
@@ -145,7 +149,6 @@ class MessageLink(DirectLink):
     def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
         """Arrive; see Link.all_exchange."""
         part, self._round = self._round, self._round + 1
-        expected = len(self._others)
         with self._engine.lock:
             arrivals = self._arrived.setdefault((self._seq, part), {})
             own = payload if each is None else each[self.rank]
@@ -159,14 +162,8 @@ class MessageLink(DirectLink):
                 pending_sends = self._send_each(part, each)
             if not pending_sends:
                 self._take(self._others, header, len(own), arrivals)
-        if pending_sends or len(arrivals) < expected:
-            self._wait(
-                lambda: (
-                    self._mismatched == self._seq
-                    or (len(arrivals) == expected and all(transfer.done for _, transfer in pending_sends))
-                ),
-                lambda: [member for member in self._others if member not in arrivals],
-            )
+        if pending_sends or len(arrivals) < len(self._others):
+            self._wait_for_all(arrivals, pending_sends)
         arrived = self._arrived.pop((self._seq, part))
         arrived[self.rank] = self._fingerprint, own
         self._compare(arrived)
@@ -179,6 +176,29 @@ class MessageLink(DirectLink):
             self._begun = pending_sends
             for member, _ in pending_sends:
                 self._engine.resume_send(self._ranks[member])
+
+    def arrive_with(
+        self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]
+    ) -> list[tuple[int, Transfer]]:
+        """Arrive with the first messages of the call; see Link.arrive_with."""
+        part, self._round = self._round, self._round + 1
+        with self._engine.lock:
+            arrivals = self._arrived.setdefault((self._seq, part), {})
+            exchange = self.start(sends, receives, self._header(part, 0))
+        self._wait_for_all(arrivals, [])
+        self._compare({self.rank: (self._fingerprint, b""), **self._arrived.pop((self._seq, part))})
+        self._complete = True
+        return exchange
+
+    def _wait_for_all(self, arrivals: Collection[int], pending_sends: list[tuple[int, Transfer]]) -> None:
+        expected = len(self._others)
+        self._wait(
+            lambda: (
+                self._mismatched == self._seq
+                or (len(arrivals) == expected and all(transfer.done for _, transfer in pending_sends))
+            ),
+            lambda: [member for member in self._others if member not in arrivals],
+        )
 
     def step(self, to: int | None, payload: Payload, source: int | None) -> Payload:
         """Send to a rank and receive from a rank; see Link.step."""
@@ -318,6 +338,8 @@ class MessageLink(DirectLink):
         seq, calls = self._seq, self.calls
         with self._engine.lock:  # wakes the neighbours, which wake theirs
             calls.report(seq, DIFFERENT, description)
+            self._mismatched, self._scratch = seq, np.empty(0, np.uint8)  # the old one may still receive messages
+            self._posted.clear()
         if self.size <= FEW_RANKS:
             self._wait(
                 lambda: len(calls.descriptions(seq)) == self.size,
@@ -368,33 +390,46 @@ class MessageLink(DirectLink):
                     return
                 arrivals[member] = self._fingerprint, payload
 
-    def _header(self, part: int, nbytes: int) -> bytes:
-        return frames.encode(_ENTER, 0, self._group, self._engine.epoch, part, self._seq, 0, nbytes, self._fingerprint)
+    def _header(self, part: int, nbytes: int, opcode: Opcode = _ENTER) -> bytes:
+        return frames.encode(opcode, 0, self._group, self._engine.epoch, part, self._seq, 0, nbytes, self._fingerprint)
 
     def _send_each(self, part: int, payloads: Sequence[Payload]) -> list[tuple[int, Transfer]]:
         return [sent for member in self._others for sent in self._send_arrival(part, (member,), payloads[member])]
 
     def start(
-        self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]
+        self,
+        sends: Sequence[tuple[int, memoryview]],
+        receives: Sequence[tuple[int, memoryview]],
+        arrival: bytes = b"",
     ) -> list[tuple[int, Transfer]]:
-        """Begin to send and receive; see Link.start."""
+        """Begin to send and receive; see Link.start. A frame ``arrival`` precedes each message."""
         pending_sends: list[tuple[int, Transfer]] = []
         pending_receives: list[tuple[int, Transfer]] = []
         with self._engine.lock:
             for member, view in receives:
                 if len(view):
                     pending_receives.append((member, transfer := Transfer()))
-                    self._posted[self._ranks[member]].append((self._seq, view, transfer))
+                    self._post(self._ranks[member], view, transfer)
             for member, view in sends:
+                buffers: list[Payload] = [arrival] if arrival else []
                 if len(view):
+                    buffers += self._header(0, len(view), Opcode.PART), view
+                if buffers:
                     pending_sends.append((member, transfer := Transfer()))
-                    header = frames.encode(
-                        Opcode.PART, 0, self._group, self._engine.epoch, 0, self._seq, 0, len(view), self._fingerprint
-                    )
-                    self._engine.send(self._ranks[member], [header, view], transfer)
+                    self._engine.send(self._ranks[member], buffers, transfer)
             for member, _ in pending_receives:
                 self._engine.resume(self._ranks[member])
         return pending_receives + pending_sends
+
+    def _post(self, rank: int, view: memoryview, transfer: Transfer) -> None:
+        """Receive the next PART of a rank into a buffer, or copy it there if it came before the call."""
+        early = self._early.get(rank)
+        if early is not None and early[0] == (self._seq, self._fingerprint):
+            view[:] = early[1]
+            transfer.done = True
+            del self._early[rank]
+        else:
+            self._posted[rank].append((view, transfer))
 
     def finish(self, exchange: list[tuple[int, Transfer]]) -> None:
         """Wait for an exchange; see Link.finish."""
@@ -415,11 +450,17 @@ class MessageLink(DirectLink):
     # Received frames; with the engine's lock held
 
     def buffer_for(self, rank: int, header: Header) -> memoryview | None:
-        """Return the buffer of a PART, None while the algorithm has not posted it."""
+        """Return the buffer of a PART, None while the algorithm has not posted it.
+
+        A PART of another call came with its sender's arrival. It must not hold up the frames behind it.
+        """
         posted = self._posted[rank]
-        if posted and posted[0][0] == header.seq:
-            return posted[0][1]
-        return None
+        if posted and self._is_current(header):
+            return posted[0][0]
+        if (self._is_current(header) and self._mismatched != self._seq) or header.length > CHUNK_BYTES:
+            return None
+        self._unposted[rank] = np.empty(header.length, np.uint8).data
+        return self._unposted[rank]
 
     def on_frame(self, rank: int, header: Header, payload: Payload) -> None:
         """Receive an ENTER, or note that a PART is complete."""
@@ -441,8 +482,18 @@ class MessageLink(DirectLink):
             if arrived is None:
                 arrived = self._new_step(rank, seq, header.part)
             arrived[self._group_rank[rank]] = header.fingerprint, payload
-        else:
-            self._posted[rank].popleft()[2].done = True
+            return
+        unposted, posted = self._unposted.pop(rank, None), self._posted[rank]
+        if posted and self._is_current(header):
+            view, transfer = posted.popleft()
+            if unposted is not None:
+                view[:] = unposted
+            transfer.done = True
+        elif unposted is not None:
+            self._early[rank] = (header.seq, header.fingerprint), unposted
+
+    def _is_current(self, header: Header) -> bool:
+        return header.seq == self._seq and header.fingerprint == self._fingerprint
 
     def _new_step(self, rank: int, seq: int, part: int) -> dict[int, tuple[int, Payload]]:
         """Return the arrivals at a step at which none has been recorded; ProtocolError if the rank is too far ahead."""

@@ -53,22 +53,22 @@ class PostedReceives:
     """The receives that no message has matched yet."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[int, int], deque[Receive]] = {}
+        self.queues: dict[tuple[int, int], deque[Receive]] = {}
         self._numbers = itertools.count()
 
     def post(self, receive: Receive) -> None:
         """Add a receive behind all others."""
         receive.number = next(self._numbers)
-        self._queues.setdefault((receive.source, receive.tag), deque()).append(receive)
+        self.queues.setdefault((receive.source, receive.tag), deque()).append(receive)
 
     def restore(self, receive: Receive) -> None:
         """Add a receive again in its place."""
-        queue = self._queues.setdefault((receive.source, receive.tag), deque())
+        queue = self.queues.setdefault((receive.source, receive.tag), deque())
         insort(queue, receive, key=lambda posted: posted.number)
 
     def first(self, source: int, tag: int) -> Receive | None:
         """Return the first receive that matches a message."""
-        named, wild = self._queues.get((source, tag)), self._queues.get((ANY, tag))
+        named, wild = self.queues.get((source, tag)), self.queues.get((ANY, tag))
         if named is None or wild is None:
             queue = named or wild
             return queue[0] if queue else None
@@ -76,14 +76,14 @@ class PostedReceives:
 
     def remove(self, receive: Receive) -> None:
         """Remove a receive."""
-        queue = self._queues[receive.source, receive.tag]
+        queue = self.queues[receive.source, receive.tag]
         queue.remove(receive)
         if not queue:
-            del self._queues[receive.source, receive.tag]
+            del self.queues[receive.source, receive.tag]
 
     def cancel(self, transfer: Transfer) -> bool:
         """Remove the receive of a transfer; return whether there was one."""
-        for receive in itertools.chain.from_iterable(self._queues.values()):
+        for receive in itertools.chain.from_iterable(self.queues.values()):
             if receive.transfer is transfer:
                 self.remove(receive)
                 return True
@@ -94,20 +94,20 @@ class UnexpectedMessages:
     """The messages that have arrived and that no receive has matched yet."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[int, int], deque[Message]] = {}
+        self.queues: dict[tuple[int, int], deque[Message]] = {}
         self._by_tag: dict[int, OrderedDict[Message, None]] = {}  # for receives from any source
 
     def __iter__(self) -> Iterator[Message]:
-        return itertools.chain.from_iterable(self._queues.values())
+        return itertools.chain.from_iterable(self.queues.values())
 
     def add(self, message: Message) -> None:
         """Add a message behind all others."""
-        self._queues.setdefault((message.source, message.tag), deque()).append(message)
+        self.queues.setdefault((message.source, message.tag), deque()).append(message)
         self._by_tag.setdefault(message.tag, OrderedDict())[message] = None
 
     def first(self, source: int, tag: int) -> Message | None:
         """Return the first message that matches a receive."""
-        queue = self._by_tag.get(tag) if source == ANY else self._queues.get((source, tag))
+        queue = self._by_tag.get(tag) if source == ANY else self.queues.get((source, tag))
         return next(iter(queue)) if queue else None
 
     def announced(self, source: int, number: int) -> Message | None:
@@ -116,10 +116,10 @@ class UnexpectedMessages:
 
     def remove(self, message: Message) -> None:
         """Remove a message."""
-        queue, arrived = self._queues[message.source, message.tag], self._by_tag[message.tag]
+        queue, arrived = self.queues[message.source, message.tag], self._by_tag[message.tag]
         queue.remove(message)
         del arrived[message]
         if not queue:
-            del self._queues[message.source, message.tag]
+            del self.queues[message.source, message.tag]
         if not arrived:
             del self._by_tag[message.tag]

@@ -1,4 +1,4 @@
-"""Shared memory of the processes of one host, and the futex they sleep on: libc through ctypes, no compiled code.
+"""Shared memory of the processes of one host, and the futex they sleep on, by libc through ctypes.
 
 One process creates a file in a tmpfs, its peers open it by its name, and the creator unlinks it when they have.
 Creation reserves the space: a write to a full tmpfs would kill the process with SIGBUS. Until it unlinks the file, the
@@ -22,6 +22,7 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh_agent import native
 from rankmesh_agent.net.descriptors import reason
 from rankmesh_agent.shared_memory.orphans import JOB_CHARACTERS, NAME
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -32,7 +33,9 @@ if sys.platform != "win32":
 CACHE_LINE = 64
 """Bytes of a cache line: words that two processes write must not share one."""
 
-_FUTEX = 202  # x86-64
+TOTAL_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")
+"""Whether all cores see the accesses of each in their order, but for a load that comes before an earlier store."""
+_FUTEX = 202 if TOTAL_STORE_ORDER else 98
 _WAIT, _WAKE = 0, 1
 _ALL_WAITERS = 0x7FFFFFFF
 
@@ -67,12 +70,12 @@ def unsupported() -> str:
     """Return why this machine cannot share memory between ranks, or '' if it can.
 
     The algorithms store data, then a flag, and rely on other cores seeing both in that order. x86-64 guarantees it;
-    other architectures need a fence at every flag, which Python does not have.
+    other architectures need a fence at every flag, which only the compiled core has.
     """
     if sys.platform != "linux":
         return f"shared memory needs Linux, this is {sys.platform}"
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return f"shared memory needs the memory order of x86-64, this is {platform.machine()}"
+    if not TOTAL_STORE_ORDER and native.core is None:
+        return f"shared memory needs the compiled core on {platform.machine()}: {native.reason}"
     return ""
 
 
@@ -200,6 +203,13 @@ class Mapping:
     def anonymous(cls, size: int) -> Mapping:
         """Map ``size`` zero bytes that no other process sees, for a rank alone in its group."""
         return cls(-1, size)
+
+    def words(self, offset: int, nbytes: int) -> memoryview:
+        """Return words of 8 bytes, to be indexed alone, by which processes tell each other of bytes of this memory."""
+        if TOTAL_STORE_ORDER or native.core is None:  # without it, no other process has this memory
+            return self.bytes.data[offset : offset + nbytes].cast("Q")
+        ordered: memoryview = native.core.Words(self.bytes, self.address + offset)
+        return ordered
 
     def release(self) -> None:
         """Unlink the file and close its descriptor, so that no more peers can open it; the mappings remain valid."""

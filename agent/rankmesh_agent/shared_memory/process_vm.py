@@ -105,15 +105,6 @@ def _read(pid: int, address: int, into: int, nbytes: int) -> None:
         done += count
 
 
-def start_time(pid: int) -> bytes:
-    """Return when a process began, which no later process of the same number has; empty if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[19]
-    except (OSError, IndexError):
-        return b""
-
-
 def can_read(pid: int, address: int, expected: bytes) -> bool:
     """Return whether this process may read another one's memory, and finds ``expected`` at ``address``.
 

@@ -19,6 +19,7 @@ import struct
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from mmap import PAGESIZE
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,9 +35,11 @@ _log = logging.getLogger("rankmesh")
 Typed = npt.NDArray[Any]
 T = TypeVar("T")
 _WORD = np.dtype(np.uint64)
-_PAGE = 4096
 PRIVATE, NOT_EXPOSED = 0, -1
 """Values in place of a region's number; these numbers start at 1."""
+Process = tuple[int, int, bytes]
+_NONCE = np.frombuffer(os.urandom(16), np.uint8)
+"""Bytes that no other process has at this address but children, which have other pids."""
 _MAX_DECODED, _MAX_NOTES_BYTES = 64, 1 << 14
 """Most sets of notes whose contents are kept decoded, and the bytes of the largest: those of some 20 ranks."""
 
@@ -60,7 +63,7 @@ class Region:
     @staticmethod
     def bytes_for(size: int, nbytes: int) -> int:
         """Return the size in bytes of a region with an array of ``nbytes`` for each rank."""
-        return size * max(_PAGE, -(-nbytes // _PAGE) * _PAGE)
+        return size * max(PAGESIZE, -(-nbytes // PAGESIZE) * PAGESIZE)
 
     def own_array(self, rank: int, nbytes: int) -> Typed:
         """Return this rank's array, as bytes; the region is in use as long as the array or a view of it exists."""
@@ -112,14 +115,14 @@ class Segment(Slots):
     Attributes:
         can_read: whether every rank may read the memory of every other rank; the same at all ranks.
         regions: registered memory by number; the same at all ranks.
-        processes: the pids of all ranks, by rank, and when each process began.
+        processes: the pids of all ranks, by rank, each with the address of a nonce and the nonce; see can_read.
     """
 
     def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, oversubscribed: bool) -> None:
         super().__init__(mapping, rank, size, slot_bytes, oversubscribed)
         self.can_read = False
         self.regions: dict[int, Region] = {}
-        self.processes: Sequence[tuple[int, bytes]] = ()
+        self.processes: Sequence[Process] = ()
         self._region_count = 0
         self._read: set[int] = set()
         """The ranks whose private memory this one has read in this call."""
@@ -171,8 +174,8 @@ class Segment(Slots):
             for array in argument if isinstance(argument, list | tuple) else [argument]:
                 if isinstance(array, np.ndarray) and array.size and self._locate(array)[0] != PRIVATE:
                     address = process_vm.address_of(array)
-                    begin = address // _PAGE * _PAGE
-                    end = -(-(address + array.nbytes) // _PAGE) * _PAGE
+                    begin = address // PAGESIZE * PAGESIZE
+                    end = -(-(address + array.nbytes) // PAGESIZE) * PAGESIZE
                     try:
                         with interrupts_deferred():
                             if not make_private(begin, end - begin):
@@ -248,34 +251,27 @@ class Segment(Slots):
         Raises:
             DistBackendError: a rank has left the call before its end, so the bytes read from it may be invalid.
         """
-        self.step(exposure.readers)
-        # The pid of a rank that is gone may be another process's by now.
         read, self._read = self._read, set()
-        processes = ((owner, *self.processes[owner]) for owner in read)
-        gone = [owner for owner, pid, began in processes if process_vm.start_time(pid) != began]
+        # The pid of a rank that is gone may be another process's by now.
+        gone = [owner for owner in read if not process_vm.can_read(*self.processes[owner])]
+        self.step(exposure.readers)
         for owner in self.left_ranks() + gone:
             self.raise_departed(owner)
 
-    def allow_reads(self, processes: Sequence[tuple[int, bytes]]) -> None:
+    def allow_reads(self, processes: Sequence[Process]) -> None:
         """Let the ranks read each other's memory, as a probe among these processes has found that they may."""
         self.processes, self.can_read = processes, True
 
     def probe_reads(self) -> None:
-        """Find out whether process_vm_readv is allowed between all ranks; a collective call of three steps."""
-        nonce = np.frombuffer(os.urandom(16), np.uint8)
-        own = np.array([os.getpid(), process_vm.address_of(nonce)], _WORD)
-        slots = self.slots(np.dtype(np.uint8), 32)
-        slots[self.rank][:16] = own.view(np.uint8)
-        slots[self.rank][16:] = nonce
+        """Find out whether process_vm_readv is allowed between all ranks; a collective call of two steps."""
+        slots = self.slots(_WORD, 4)
+        slots[self.rank][:] = os.getpid(), process_vm.address_of(_NONCE), *_NONCE.view(_WORD)
         self.step()
-        probes = [(slot[:16].view(_WORD).tolist(), slot[16:].tobytes()) for slot in slots]
-        self.processes = [(pid, process_vm.start_time(pid)) for (pid, _), _ in probes]
-        allowed = all(process_vm.can_read(pid, address, expected) for (pid, address), expected in probes)
+        self.processes = [(int(slot[0]), int(slot[1]), slot[2:].tobytes()) for slot in slots]
         verdicts = self.slots(np.dtype(np.uint8), 1)
-        verdicts[self.rank][:] = allowed
+        verdicts[self.rank][:] = all(process_vm.can_read(*process) for process in self.processes)
         self.step()
         self.can_read = all(verdict[0] for verdict in verdicts)
-        self.step()  # all reads of the nonce end before it is freed
 
 
 def _exposure_of(rank: int, notes: Sequence[memoryview]) -> Exposure:

@@ -14,8 +14,9 @@ reading.
 
 A wakeup is a system call, so a rank makes it only for sleepers. Before it sleeps, a rank sets the sleepers flag, checks
 the count again and sleeps; a rank that posts stores the count and checks the flag. Both place a lock operation in
-between, which x86 executes as a full fence, so one of the two sees the other's store. The flag is cleared before the
-count is stored: later, it may be that of a rank which has seen the count and sleeps until the next one.
+between, which x86 executes as a full fence, so one of the two sees the other's store; Mapping.words has the order that
+other processors do not keep. The flag is cleared before the count is stored: later, it may be that of a rank which has
+seen the count and sleeps until the next one.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ _FULL_SLOTS = 32
 """Ranks on a host beyond which slots shrink."""
 NOTES = 4
 """Words for each rank in a rank's note."""
+_CHUNK_BYTES = 1 << 19
+"""Of what is copied through a slot at a time: both turns of the slots stay in the cache. Between 2 ranks, copies of
+1 MiB at a time took up to twice as long, those of 128 KiB a tenth longer."""
 _YIELDS = 20
 """Checks before a rank on an oversubscribed host sleeps, each before a yield of the core."""
 _SPIN_ROUNDS, _SPINS = 64, 16
@@ -74,14 +78,18 @@ class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of
         size: number of ranks in the group.
         slot_bytes: bytes of a slot.
         oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
+
+    Attributes:
+        chunk_bytes: most bytes that are copied through a slot at a time; the same at all ranks.
     """
 
     def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, oversubscribed: bool) -> None:
         self.rank = rank
         self.size = size
         self.slot_bytes = slot_bytes
+        self.chunk_bytes = min(slot_bytes, _CHUNK_BYTES)
         self.mapping = mapping
-        self._words = mapping.bytes.data[: size * CACHE_LINE].cast("Q")
+        self._words = mapping.words(0, size * CACHE_LINE)
         self._addresses = [mapping.address + rank * CACHE_LINE for rank in range(size)]
         self._address = self._addresses[rank]
         self._own_line = rank * _WORDS
@@ -129,6 +137,10 @@ class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of
     def lane(self, dtype: np.dtype[Any]) -> int:
         """Return the number of elements for each rank in a slot that is split evenly."""
         return self.slot_bytes // (dtype.itemsize * self.size)
+
+    def chunk(self, dtype: np.dtype[Any]) -> int:
+        """Return the number of elements that are copied through a slot at a time."""
+        return self.chunk_bytes // dtype.itemsize
 
     def slots(self, dtype: np.dtype[Any], count: int) -> list[Typed]:
         """Begin a step; return the slots of all ranks in the next turn, by rank, as arrays of ``count`` elements."""

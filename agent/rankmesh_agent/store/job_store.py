@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rankmesh_agent.store.client import Call, StoreClient
-from rankmesh_agent.wire.errors import DistStoreError, ProtocolError, RankFailedError, StoreLostError, StoreTimeoutError
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.wire.errors import (
+    DistNetworkError,
+    DistStoreError,
+    ProtocolError,
+    RankFailedError,
+    StoreLostError,
+    StoreTimeoutError,
+    StoreUnresponsiveError,
+)
 from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.store_frames import STORE_ID_BYTES
+
+E = TypeVar("E", bound=DistNetworkError)
 
 
 class JobStore(StoreClient):
@@ -50,13 +62,26 @@ class JobStore(StoreClient):
 
     def _wait_error(self, call: Call[Any], error: DistStoreError) -> DistStoreError | RankFailedError:
         seconds, found = call.command.seconds, super()._wait_error(call, error)
-        exhausted = self._exhausted(time.monotonic() - seconds) if seconds else ()
-        if not exhausted:  # else the cause may be a rank that has no free descriptor
-            return found
-        reports = "; ".join(f"{member.described()} reports: {text}" for member, text in exhausted)
-        return StoreTimeoutError(
-            f"waited {seconds:g} s, but {found.message}; {reports}", ranks=[member.rank for member, _ in exhausted]
-        )
+        reports, ranks = self._reports(seconds) if seconds else ("", [])
+        return StoreTimeoutError(f"waited {seconds:g} s, but {found.message}{reports}", ranks=ranks) if ranks else found
+
+    def _unresponsive_error(self, command: Command[Any], timeout: float) -> StoreUnresponsiveError:
+        error = super()._unresponsive_error(command, timeout)
+        return self._with_reports(error, command.seconds + timeout)
+
+    def _unreachable_error(self, error: Exception) -> DistNetworkError:
+        found = super()._unreachable_error(error)
+        return found if found is error else self._with_reports(found, math.inf)
+
+    def _with_reports(self, error: E, seconds: float) -> E:
+        reports, ranks = self._reports(seconds)
+        return type(error)(error.message + reports, address=self._url, ranks=ranks)
+
+    def _reports(self, seconds: float) -> tuple[str, list[int]]:
+        """Return the reports and the numbers of the ranks that have had no free descriptor: they may be the cause."""
+        exhausted = self._exhausted(time.monotonic() - seconds)
+        texts = [f"; {member.described()} reports: {text}" for member, text in exhausted]
+        return "".join(texts), [member.rank for member, _ in exhausted]
 
     def _name(self) -> str:
         return f"the job's store, at the gateway at {self._url},"

@@ -11,7 +11,7 @@
 Only the producer stores head and only the consumer stores tail, each after the bytes that it counts. Before it sleeps,
 a side sets its flag, checks the ring again, then polls the socket; the other side checks the flag after each store.
 Both place a lock operation between the store and the check, which x86 executes as a full fence, so one of the two sees
-the other's store.
+the other's store; Mapping.words has the order that other processors do not keep.
 
 Where the kernel lets the consumer read the producer's memory, large messages bypass the ring: the producer exposes them
 and the consumer copies them itself. The *generation* counts the producer's revocations. The producer increments it
@@ -31,6 +31,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankmesh_agent.native import core
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.fork import reset_after_fork
 from rankmesh_agent.net.spin import core_contention
@@ -58,7 +59,7 @@ _TAKE_SPINS = 256
 _fence = reset_after_fork(threading.Lock())
 
 
-class _Ring:
+class _Ring(object if core is None else core.Ring):  # type: ignore[misc]  # of position, capacity and address
     """The ring of one direction: a view of its lines and its data.
 
     The peer can write to all of this memory, so each side keeps its own counter, and checks the peer's.
@@ -70,15 +71,15 @@ class _Ring:
         peer: description of the peer.
 
     Attributes:
-        words: the lines.
+        words, address: the lines.
         position: this side's own counter: the head of the producer, the tail of the consumer.
     """
 
     def __init__(self, mapping: Mapping, offset: int, capacity: int, peer: str = "") -> None:
-        memory = mapping.bytes.data[offset : offset + _DATA + capacity]
-        self.words = memory[:_DATA].cast("Q")
-        self.data = memory[_DATA:]
+        self.words = mapping.words(offset, _DATA)
+        self.data = mapping.bytes.data[offset + _DATA : offset + _DATA + capacity]
         self.capacity = capacity
+        self.address = mapping.address + offset
         self.position = 0
         self._peer = peer
 
@@ -185,7 +186,7 @@ def _closed_ring() -> _Ring:
     return ring
 
 
-class RingConnection(Connection):
+class RingConnection(Connection, object if core is None else core.Rings):  # type: ignore[misc]  # of both rings
     """One end of a pair of rings.
 
     Args:
@@ -311,7 +312,7 @@ class RingConnection(Connection):
 
 def _publish_address(mapping: Mapping, offset: int) -> None:
     """Write this process's pid and mapping address to its outgoing ring, for the peer's reads of its memory."""
-    words = mapping.bytes.data[offset : offset + CACHE_LINE].cast("Q")
+    words = mapping.words(offset, CACHE_LINE)
     words[_PID], words[_ADDRESS] = os.getpid(), mapping.address
 
 

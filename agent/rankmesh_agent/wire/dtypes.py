@@ -65,6 +65,9 @@ FROM_NAME: dict[str, np.dtype[Any]] = {name: dtype for _, name, dtype, _ in _TYP
 OPAQUE: frozenset[np.dtype[Any]] = frozenset(dtype for _, _, dtype, family in _TYPES if family == "opaque")
 """Element types that collectives copy but do not reduce."""
 
+UNPADDED = frozenset(dtype for dtype in FROM_CODE.values() if dtype.type not in PADDED)
+"""Those whose elements can be sent as they are: a longdouble has padding bytes, which are zeroed before."""
+
 WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
     **{dtype: np.dtype(np.float32) for _, _, dtype, family in _TYPES if family == "float" and dtype.itemsize <= 2},
     COMPLEX32: np.dtype(np.complex64),

@@ -1,4 +1,4 @@
-"""Collectives that collect one array per rank: all_gather and gather."""
+"""Collectives that collect one array per rank: all_gather and gather, into lists or into one array."""
 
 from __future__ import annotations
 
@@ -141,3 +141,48 @@ def gather(
         )
     same_dtype_and_size(array, "tensor", outputs, "gather_list")
     return comm.gather(outputs, array, root, options(comm, timeout, async_op, tensors, write_back, inputs=[tensor]))
+
+
+def gather_single(
+    tensor: Any,
+    gather_tensor: Any = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Concatenate every rank's ``tensor`` in one array on one rank, in rank order.
+
+    Args:
+        tensor: array, with the same number of elements and dtype on all ranks.
+        gather_tensor: on the destination, array with world size times as many elements, as all_gather_single's
+            ``output_tensor``; ignored elsewhere.
+
+    The other arguments, and the result, are those of gather.
+
+    Raises:
+        ValueError: ``gather_tensor`` is missing on the destination, or has another size or dtype; or the destination is
+            not in the group.
+        Exception: as for all_reduce.
+
+    Source: https://pytorch.org/docs/2.14/distributed.html#torch.distributed.gather_single
+    """
+    comm = communicator(group, "gather_single", tensor)
+    if comm is None:
+        return None
+    root = group_rank_of(comm, dst, group_dst, "dst", default=0)
+    array = flat_in(tensor, "tensor", comm)
+    outputs, tensors, write_back = [], [], None
+    if comm.rank == root:
+        if gather_tensor is None:
+            raise ValueError("gather_tensor is missing: on the destination rank give an array for all ranks' elements")
+        output, write_back = flat_out(gather_tensor, "gather_tensor", comm)
+        same_dtype(array, "tensor", output, "gather_tensor")
+        outputs, tensors = equal_parts(output, "gather_tensor", array.size, "tensor", comm.size), [gather_tensor]
+    return comm.gather(outputs, array, root, options(comm, timeout, async_op, tensors, write_back, inputs=[tensor]))
+
+
+gather_into_tensor = gather_single
+"""Another name of gather_single, which torch 2.14 has deprecated."""

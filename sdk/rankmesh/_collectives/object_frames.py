@@ -98,13 +98,14 @@ class Incoming:
         for memory, rest in zip(self.rests, outgoing.rests, strict=True):
             memory[:] = rest
 
-    def decode(self, comm: Communicator, group_rank: int, called: str) -> Any:
+    def decode(self, comm: Communicator, group_rank: int, called: str, weights_only: bool = False) -> Any:
         """Return the objects, once the rest has arrived.
 
         Args:
             comm: the group.
             group_rank: the sender.
             called: the function's name.
+            weights_only: whether pickles are not read.
 
         Raises:
             DistBackendError: the sender could not encode it, or this rank could not unpickle it.
@@ -117,7 +118,7 @@ class Incoming:
                 f"{called}: rank {rank} had no object to send: {reason}", ranks=[rank], op=called, group=comm.name
             )
         try:
-            return loads(Message(self._data.data, self._apart, bool(self._flags & _PICKLED)))
+            return loads(Message(self._data.data, self._apart, bool(self._flags & _PICKLED)), weights_only)
         except Exception as error:  # of the objects' own code, too
             kind: type[DistError] = type(error) if isinstance(error, DistError) else DistBackendError
             reason = error.message if isinstance(error, DistError) else f"{type(error).__name__}: {error}"

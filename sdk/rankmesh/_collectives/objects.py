@@ -35,7 +35,9 @@ from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
 from rankmesh_agent.wire.object_records import OBJECTS, RECORD_TAG
 
 
-def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, timeout: Timeout = None) -> None:
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: Group = None, weights_only: bool = False, *, timeout: Timeout = None
+) -> None:
     """Collect every rank's ``obj`` in ``object_list`` on all ranks.
 
     Args:
@@ -43,6 +45,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, 
         obj: any object that can be pickled, between ranks that know the job's token; elsewhere None, bool, numbers,
             str, bytes, lists, tuples, dicts, sets, dates, NumPy arrays and scalars, CPU torch tensors.
         group: the group, the world by default.
+        weights_only: take the objects that need no token alone, with the token too, and read no pickles.
         timeout: limit for the operation, timedelta or seconds; the group's by default.
 
     Returns:
@@ -63,7 +66,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, 
         return
     _one_a_rank(object_list, "object_list", comm.size)
     next_options = _rounds(comm, timeout, "all_gather_object")
-    (mine,), error = pack(lambda: [dumps(obj, "obj")], 1)
+    (mine,), error = pack(lambda: [dumps(obj, "obj", weights_only)], 1)
     arrived = records(comm.size)
     comm.all_gather(arrived, mine.record, next_options(False))
     incoming = [Incoming(record) for record in arrived]
@@ -73,7 +76,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, 
         if any(each.size for each in rests):
             comm.all_gather(list(rests), rest, next_options(False), OBJECTS)
     _raise(error)
-    object_list[:] = [each.decode(comm, rank, "all_gather_object") for rank, each in enumerate(incoming)]
+    object_list[:] = [each.decode(comm, rank, "all_gather_object", weights_only) for rank, each in enumerate(incoming)]
 
 
 def broadcast_object_list(
@@ -82,6 +85,7 @@ def broadcast_object_list(
     group: Group = None,
     device: Any = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     timeout: Timeout = None,
 ) -> None:
@@ -113,7 +117,7 @@ def broadcast_object_list(
     error: Exception | None = None
     mine = Outgoing(Message(b"", [], pickled=False), count)
     if comm.rank == root:
-        (mine,), error = pack(lambda: [dumps(list(object_list), "object_list")], 1, count)
+        (mine,), error = pack(lambda: [dumps(list(object_list), "object_list", weights_only)], 1, count)
     # Every rank sends the length of its list, so that every rank can detect a mismatch; only the root sends more.
     arrived = [record if rank == root else record[:HEAD_BYTES] for rank, record in enumerate(records(comm.size))]
     comm.all_gather(arrived, mine.record if comm.rank == root else mine.record[:HEAD_BYTES], next_options(False))
@@ -124,7 +128,7 @@ def broadcast_object_list(
             comm.broadcast(rest, root, next_options(False), OBJECTS)
     _raise(error)
     if comm.rank != root:
-        object_list[:] = _decode_list(incoming[root], comm, root, count, "broadcast_object_list")
+        object_list[:] = _decode_list(incoming[root], comm, root, count, "broadcast_object_list", weights_only)
 
 
 def gather_object(
@@ -133,6 +137,7 @@ def gather_object(
     dst: int | None = None,
     group: Group = None,
     group_dst: int | None = None,
+    weights_only: bool = False,
     *,
     timeout: Timeout = None,
 ) -> None:
@@ -162,7 +167,7 @@ def gather_object(
     elif object_gather_list:
         raise ValueError("object_gather_list is only for the destination rank: leave it out on this one")
     next_options = _rounds(comm, timeout, "gather_object")
-    (mine,), error = pack(lambda: [dumps(obj, "obj")], 1)
+    (mine,), error = pack(lambda: [dumps(obj, "obj", weights_only)], 1)
     arrived = records(comm.size) if receives else []
     comm.gather(arrived, mine.record, root, next_options(False))
     incoming = [Incoming(record) for record in arrived]
@@ -170,7 +175,9 @@ def gather_object(
     _raise(error)
     if receives and object_gather_list is not None:
         incoming[root].copy(mine)
-        object_gather_list[:] = [each.decode(comm, rank, "gather_object") for rank, each in enumerate(incoming)]
+        object_gather_list[:] = [
+            each.decode(comm, rank, "gather_object", weights_only) for rank, each in enumerate(incoming)
+        ]
 
 
 def scatter_object_list(
@@ -179,6 +186,7 @@ def scatter_object_list(
     src: int | None = None,
     group: Group = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     timeout: Timeout = None,
 ) -> None:
@@ -209,7 +217,7 @@ def scatter_object_list(
     error: Exception | None = None
     if comm.rank == root:
         objects = _one_a_rank(scatter_object_input_list, "scatter_object_input_list", comm.size)
-        mine, error = pack(lambda: _encode_each(objects, "scatter_object_input_list"), comm.size)
+        mine, error = pack(lambda: _encode_each(objects, "scatter_object_input_list", weights_only), comm.size)
     (arrived,) = records(1)
     comm.scatter(arrived, [each.record for each in mine], root, next_options(False))
     received = Incoming(arrived)
@@ -217,7 +225,7 @@ def scatter_object_list(
     _raise(error)
     if mine:
         received.copy(mine[root])
-    scatter_object_output_list[0] = received.decode(comm, root, "scatter_object_list")
+    scatter_object_output_list[0] = received.decode(comm, root, "scatter_object_list", weights_only)
 
 
 def all_to_all_object(
@@ -261,6 +269,7 @@ def send_object_list(
     device: Any = None,
     group_dst: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
     *,
     timeout: Timeout = None,
 ) -> None:
@@ -289,7 +298,7 @@ def send_object_list(
     receiver = other_rank_of(comm, dst, group_dst, "dst", "objects")
     check_list(object_list, "object_list", None, "objects", (list,))
     next_options = _rounds(comm, timeout, "send_object_list")
-    mine = Outgoing(dumps(list(object_list), "object_list"), len(object_list))
+    mine = Outgoing(dumps(list(object_list), "object_list", weights_only), len(object_list))
     comm.send(mine.record, comm.ranks[receiver], RECORD_TAG, next_options(False))
     transfer_rests(comm, [(receiver, mine)], [], next_options)
 
@@ -301,6 +310,7 @@ def recv_object_list(
     device: Any = None,
     group_src: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
     *,
     timeout: Timeout = None,
 ) -> int:
@@ -342,7 +352,7 @@ def recv_object_list(
     rank = comm.global_ranks.index(sender)
     received = Incoming(arrived)
     transfer_rests(comm, [], [(rank, received)], next_options)
-    object_list[:] = _decode_list(received, comm, rank, len(object_list), "recv_object_list")
+    object_list[:] = _decode_list(received, comm, rank, len(object_list), "recv_object_list", weights_only)
     return sender
 
 
@@ -375,8 +385,8 @@ def _rounds(comm: Communicator, timeout: Timeout, description: str) -> Callable[
     return next_options
 
 
-def _encode_each(objects: list[Any], name: str) -> list[Message]:
-    return [dumps(obj, f"{name}[{number}]") for number, obj in enumerate(objects)]
+def _encode_each(objects: list[Any], name: str, weights_only: bool = False) -> list[Message]:
+    return [dumps(obj, f"{name}[{number}]", weights_only) for number, obj in enumerate(objects)]
 
 
 def _raise(error: Exception | None) -> None:
@@ -397,8 +407,10 @@ def _same_count(comm: Communicator, counts: list[int], root: int) -> None:
         )
 
 
-def _decode_list(received: Incoming, comm: Communicator, rank: int, count: int, called: str) -> list[Any]:
-    objects = received.decode(comm, rank, called)
+def _decode_list(
+    received: Incoming, comm: Communicator, rank: int, count: int, called: str, weights_only: bool
+) -> list[Any]:
+    objects = received.decode(comm, rank, called, weights_only)
     if not isinstance(objects, list) or len(objects) != count:
         number = comm.global_ranks[rank]
         raise DistBackendError(

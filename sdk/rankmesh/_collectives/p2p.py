@@ -51,6 +51,9 @@ def send(
         CollectiveTimeoutError: the receiver did not make the call in time; names it.
     """
     comm = require_member(group)._communicator  # a ValueError, as in torch: a message that is lost is an error
+    plain = timeout is None and group_dst is None
+    if plain and comm.message_at_once and comm.message_at_once(True, tensor, dst, tag):
+        return
     _begin_send(comm, group, tensor, dst, tag, group_dst, timeout, async_op=False)()
 
 
@@ -105,6 +108,9 @@ def recv(
     comm = communicator(group, "recv")
     if comm is None:
         return -1
+    plain = timeout is None and group_src is None
+    if plain and comm.message_at_once and comm.message_at_once(False, tensor, src, tag):
+        return cast(int, src)
     begin = _begin_recv(comm, group, tensor, src, tag, group_src, timeout, async_op=False)
     return begin()  # type: ignore[return-value]  # an int, as it is synchronous
 

@@ -47,19 +47,20 @@ class Message(NamedTuple):
     pickled: bool
 
 
-def dumps(obj: Any, name: str) -> Message:
+def dumps(obj: Any, name: str, weights_only: bool = False) -> Message:
     """Return an object as bytes, some of which are those of the object's arrays.
 
     Args:
         obj: the object.
         name: its name in errors.
+        weights_only: whether pickling is not allowed for this call.
 
     Raises:
         TypeError: an object in it is not plain data, and pickling is not allowed; names position and remedy.
         ValueError: it is nested too deep, or contains itself, where pickling is not allowed; names the position.
         Exception: an object in it cannot be pickled; pickle's error, with a note that names the position.
     """
-    refusal = _pickle_refusal()
+    refusal = _pickle_refusal(weights_only)
     encode = _plain if refusal else _pickle
     try:
         return encode(obj)
@@ -79,7 +80,7 @@ def dumps(obj: Any, name: str) -> Message:
         raise TypeError(f"{what}; {refusal}") from None
 
 
-def loads(message: Message) -> Any:
+def loads(message: Message, weights_only: bool = False) -> Any:
     """Return the object of a message; its arrays share the memory of what travelled apart.
 
     Raises:
@@ -90,7 +91,7 @@ def loads(message: Message) -> Any:
     data, apart, pickled = message
     if not pickled:
         return plain.decode(data, apart)
-    if refusal := _pickle_refusal():
+    if refusal := _pickle_refusal(weights_only):
         raise ProtocolError(f"a pickled object arrived and was not read; {refusal}")
     return pickle.loads(data, buffers=apart)
 
@@ -138,8 +139,10 @@ def _reduce_tensor(tensor: Any) -> Any:
         return tensor.__reduce_ex__(_PROTOCOL)  # not dense
 
 
-def _pickle_refusal() -> str:
+def _pickle_refusal(weights_only: bool) -> str:
     """Return the reason why this rank neither pickles nor unpickles, and the remedy; '' if it does."""
+    if weights_only:
+        return "weights_only=True forbids to pickle it: send plain data and arrays"
     settings = require_session().agent.settings
     if settings.pickle == "never":
         return "RANKMESH_PICKLE=never forbids to pickle it: send plain data and arrays"

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from rankmesh_agent.config.addresses import is_loopback
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.config.tls import server_scheme
+from rankmesh_agent.net.descriptors import note_exhausted
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.sockets import bind, reachable_addresses, url_for
 from rankmesh_agent.wire import json_text
@@ -167,6 +168,8 @@ class HostedGateway:
                         self._last = text.partition("\n")[0]
                     case {"pid": int(pid)}:
                         self.pid = pid
+                    case {"exhausted": str(text)}:  # so this rank is the cause of what waits for the gateway
+                        note_exhausted(f"its gateway, process {self.pid}: {text}")
                     case {"worlds": list(jobs)}:
                         self._worlds = frozenset(jobs)
                     case {"stays": True}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import Any
 
 from rankmesh._session.backend import is_nccl_available
@@ -83,6 +84,15 @@ def get_backend_config(group: Group = None) -> str:
     if device == "auto":
         device = "nccl" if is_nccl_available() else "host"
     return f"cpu:{engines.host},cuda:{engines.host if device == 'host' else device}"
+
+
+def set_timeout(timeout: timedelta | float, group: Group = None) -> None:
+    """Set the default time that later operations of ``group`` (default: the world) may take, timedelta or seconds.
+
+    Raises:
+        ValueError: the timeout is negative; init_process_group has not been called, or this process is not a member.
+    """
+    require_member(group).set_timeout(timeout)
 
 
 def get_group_rank(group: Group, global_rank: int) -> int:

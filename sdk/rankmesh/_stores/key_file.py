@@ -147,7 +147,8 @@ class KeyFile(Table):
                 yield
             finally:
                 self._lock_descriptor = None
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing it would not suffice if a forked child has a copy
+                with contextlib.suppress(OSError):  # closing it would not suffice if a forked child has a copy
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
     def _open(self) -> int:
@@ -224,6 +225,8 @@ class KeyFile(Table):
                 return function()
             except BlockingIOError:
                 pass
+            except OSError as error:  # the file system has no locks, say
+                raise self._unusable(reason(error)) from error
             except sqlite3.Error as error:
                 if _code(error) != sqlite3.SQLITE_BUSY:
                     raise

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from rankmesh._tensors.buffer import Buffer, ExportedBuffer, NumpyBuffer
-from rankmesh._tensors.layout import UNPADDED, Array, WriteBack
+from rankmesh._tensors.layout import Array, WriteBack
 from rankmesh._tensors.torch_buffer import TorchBuffer
 from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.wire.dtypes import UNPADDED
 
 _CUDA_DEVICES = frozenset((2, 13))
 """DLPack device types on NVIDIA GPUs: device memory, and managed memory."""

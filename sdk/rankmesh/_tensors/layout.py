@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.wire.dtypes import FROM_CODE, PADDED, display
+from rankmesh_agent.wire.dtypes import FROM_CODE, display
 
 Array = npt.NDArray[Any]
 WriteBack = Callable[[], None]
@@ -16,8 +16,6 @@ WriteBack = Callable[[], None]
 
 SUPPORTED = frozenset(FROM_CODE.values())
 """The dtypes that can be communicated, in this machine's byte order."""
-UNPADDED = frozenset(dtype for dtype in SUPPORTED if dtype.type not in PADDED)
-"""Those whose elements can be sent as they are: a longdouble has padding bytes, which are zeroed before."""
 
 
 class Layout(NamedTuple):

@@ -1,7 +1,8 @@
 """Backend of torch.distributed: ``torch.distributed.init_process_group("rankmesh")``.
 
 Importing this module registers the backend. With the package installed, ``import torch`` does so by itself (entry point
-group ``torch.backends``). So this module imports next to nothing; the creation of the first group imports the rest.
+group ``torch.backends``), or torch 2.14 at the first use of the name (``torch.distributed.backends``). So this module
+imports next to nothing; the creation of the first group imports the rest.
 """
 
 from __future__ import annotations

@@ -240,6 +240,13 @@ class Collectives:
         tensor = _as_list(inputs)[0]
         return outs, rankmesh.gather(tensor, outs or None, group_dst=opts.rootRank, **self._options(opts))
 
+    @_collective("gather_single", counts_version=True)
+    def gather_single(self, output: Any, input: Any, opts: Any = None) -> _Written:
+        """Copy every rank's tensor into one concatenated tensor on the root."""
+        return [output], rankmesh.gather_single(input, output, group_dst=opts.rootRank, **self._options(opts))
+
+    gather_into_tensor = gather_single
+
     @_collective("scatter")
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Copy to every rank its tensor of the root's list."""

@@ -12,6 +12,7 @@ from rankmesh._session.process_group import NonMember
 from rankmesh._session.process_group import ProcessGroup as MeshGroup
 from rankmesh._session.ranks import get_process_group_ranks, require_member
 from rankmesh._session.session import communicator_of
+from rankmesh.torch._functions import new_members_group
 from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._store import fresh_job_store
 
@@ -57,4 +58,4 @@ def torch_group(group: Any) -> Any:
         return group
     ensure_default_group()
     ranks = get_process_group_ranks(require_member(group))
-    return c10d.new_group(ranks, backend="rankmesh", use_local_synchronization=True)
+    return new_members_group(sorted(ranks))

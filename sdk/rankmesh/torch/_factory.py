@@ -48,10 +48,12 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
 
     Raises:
         DistNetworkError: the ranks did not find each other; the subclass and the message name the cause.
-        ValueError: ``pg_options`` were given; or settings are invalid.
+        ValueError: ``pg_options`` or ``enable_reconfigure`` were given; or settings are invalid.
     """
     if backend_options is not None:
         raise ValueError(f"backend 'rankmesh' takes no pg_options, got {backend_options!r}")
+    if getattr(options, "enable_reconfigure", False):  # of torch 2.14
+        raise ValueError("backend 'rankmesh' has no reconfigure: rankmesh.shrink_group and grow_group change its ranks")
     keep_reducer_works()
     return translating(_create, options, list(options.global_ranks_in_group), seconds_of(options.timeout, 0.0))
 

@@ -66,10 +66,19 @@ def split_group(
     mine = next((ranks for ranks in split if parent.rank() in ranks), None)
     if mine is None:
         return None
-    ranks = [parent_ranks[rank] for rank in sorted(mine)]
+    return new_members_group([parent_ranks[rank] for rank in sorted(mine)], timeout, pg_options, group_desc)
+
+
+def new_members_group(
+    ranks: list[int], timeout: timedelta | None = None, pg_options: Any = None, group_desc: str | None = None
+) -> Any:
+    """Create a torch group of some ranks of torch's default group; only they call it.
+
+    torch.distributed.new_group names a group by the number of groups there are: a name that an older one may have. A
+    group that only its members make with it also changes the names of later ones at these ranks alone, in torch 2.14.
+    """
     members = "_".join(map(str, ranks))
     _splits[members] += 1
-    # torch.distributed.new_group names a group by the number of groups there are, a name that an older one may have.
     torchs = c10d.distributed_c10d
     group, _ = torchs._new_process_group_helper(
         len(ranks),

@@ -107,6 +107,8 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
     supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
 
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Return False: the group has no allocator for tensors."""
@@ -138,6 +140,13 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         if device.type not in self._device_backends:
             self._device_backends[device.type] = new_device_backend(self, self._store, device.type, self._timeout)
         return self._device_backends[device.type]
+
+    def _unsupported(self, *_: Any, **__: Any) -> Any:
+        """Raise an error: torch's C++ would register hooks and never call them, as it makes none of the calls."""
+        raise RuntimeError("backend 'rankmesh' has no hooks, windows and reconfigure of torch's")
+
+    register_pre_hook = register_post_hook = register_abort_hook = _unsupported
+    get_reconfigure_handle = reconfigure = new_window = _unsupported
 
     # Lifetime
 

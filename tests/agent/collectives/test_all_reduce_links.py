@@ -142,9 +142,9 @@ def test_nobody_sends_more_bytes_than_it_says(ranks: World, way: str, monkeypatc
     sent: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(ranks.size)}
     start = MessageLink.start
 
-    def counted(self: MessageLink, sends: Any, receives: Any) -> Any:
+    def counted(self: MessageLink, sends: Any, receives: Any, arrival: Any = b"") -> Any:
         sent[self.rank] += [(to, len(view)) for to, view in sends if len(view)]
-        return start(self, sends, receives)
+        return start(self, sends, receives, arrival)
 
     monkeypatch.setattr(MessageLink, "start", counted)
     ranks.run(lambda members: members.all_reduce(np.zeros(count, "f4"), ReduceOp.SUM, NOW))

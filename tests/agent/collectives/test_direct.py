@@ -63,6 +63,7 @@ def short_rows() -> Iterator[None]:
     """Have the table take the algorithms for long arrays from two slots on, so that short ones see them all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(all_to_all, "_LONG", SLOT_BYTES)
+        patch.setattr(all_to_all, "_LONG_READS", 0)
         for (kind, medium), (first, *rest) in TABLE.items():
             if medium == "reads":
                 patch.setitem(TABLE, (kind, medium), (first._replace(limits={2: 2 * SLOT_BYTES}), *rest))
@@ -360,7 +361,7 @@ def test_what_was_read_from_another_process_with_the_pid_of_a_rank_does_not_coun
     pair: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "_DETECTION_SECONDS", 0.1)
-    monkeypatch.setattr(process_vm, "start_time", lambda pid: b"another")
+    monkeypatch.setattr(process_vm, "can_read", lambda *process: False)
 
     def call(members: LocalCommunicator) -> None:
         with pytest.raises(DistError, match="left the call, or its memory could no longer be read"):

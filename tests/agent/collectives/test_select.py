@@ -14,7 +14,7 @@ from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather
 from rankmesh_agent.collectives.link import chunks, shards
 from rankmesh_agent.collectives.select import ANY, HIERARCHICAL, NEVER, TABLE, algorithm, algorithms, rows_of
 from rankmesh_agent.wire.frames import SMALL
-from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType
 
 COLLECTIVES = sorted(set(OpType) - {OpType.NEW_GROUP, OpType.EMPTY})
 OVER_LINKS = [
@@ -84,7 +84,7 @@ def test_every_algorithm_is_taken_by_a_call(kind, medium):
     assert rows[-1].limits == {2: ANY}, "takes every array"
     assert all(2 in row.limits for row in rows)
     edges = {1, 1 << 30, *(int(limit) for row in rows for limit in row.limits.values() if 0 < limit < ANY)}
-    calls = itertools.product(edges, (0, 1), [*range(2, 18), 33, 100], ({}, {"wide": True}, {"shares_cores": True}))
+    calls = itertools.product(edges, (0, 1), [*range(2, 18), 33, 100], ({}, {"shares_cores": True}))
     taken = {algorithm(kind, medium, nbytes + more, size, 1 << 20, **flags) for nbytes, more, size, flags in calls}
     assert taken == {row.algorithm for row in rows}
 
@@ -101,11 +101,10 @@ MANY = (13, 17, 64, 100, 1000, 10_000)
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
-@pytest.mark.parametrize("wide", [False, True])
-def test_many_ranks_do_not_all_address_each_other(kind, wide):
+def test_many_ranks_do_not_all_address_each_other(kind):
     for size in MANY[1:]:
         for nbytes in (4, 1 << 12, 1 << 17, 1 << 24, 1 << 30):
-            found = algorithm(kind, "link", nbytes, size, wide=wide)
+            found = algorithm(kind, "link", nbytes, size)
             rooted = kind in (OpType.GATHER, OpType.SCATTER) and nbytes > SMALL
             assert rooted or not found.__name__.startswith(("small", "star", "direct"))
 
@@ -130,18 +129,13 @@ def test_many_ranks_take_trees_for_short_arrays_and_rings_or_halves_for_long_one
 @pytest.mark.parametrize("size", range(2, 17))
 def test_few_ranks_pass_on_no_partial_results_that_are_longer_than_the_arrays(size):
     for nbytes in (2 << 20, 1 << 24, 1 << 30):
-        assert algorithm(OpType.ALL_REDUCE, "link", nbytes, size, wide=True) is all_reduce.direct_link
-        usual = algorithm(OpType.ALL_REDUCE, "link", nbytes, size)
-        assert (usual is all_reduce.halving_link) == (size in (4, 8, 16) or (size, nbytes) == (2, 2 << 20))
+        assert algorithm(OpType.ALL_REDUCE, "link", nbytes, size) is all_reduce.direct_link
 
 
-def test_the_backend_tells_partial_results_and_shared_cores():
-    count, narrow, plain = 1 << 20, np.dtype(np.float16), np.dtype(np.float32)
+def test_the_backend_tells_shared_cores():
+    count, plain = 1 << 20, np.dtype(np.float32)
     links = MemoryWorld(4).links, MemoryWorld(4, shares_cores=True).links
     own, shared = (CpuBackend(each[0]).algorithm for each in links)
-    assert own(Call(OpType.ALL_REDUCE, narrow, count, ReduceOp.SUM)) is all_reduce.direct_link
-    assert own(Call(OpType.ALL_REDUCE, narrow, count, ReduceOp.MAX)) is all_reduce.halving_link
-    assert own(Call(OpType.ALL_REDUCE, plain, count, ReduceOp.SUM)) is all_reduce.halving_link
     assert own(Call(OpType.BROADCAST, plain, count, None, 0)) is broadcast.scatter_link
     assert shared(Call(OpType.BROADCAST, plain, count, None, 0)) is broadcast.chunked_tree_link
 

@@ -83,7 +83,8 @@ def taken() -> Iterator[Taken]:
         for module, name, value in (
             (all_reduce, "CHUNK_BYTES", 1 << 14), (reduce_scatter, "CHUNK_BYTES", 1 << 14),
             (reduce_scatter, "CACHE_BYTES", 1 << 11), (reduction, "_WIDE_PIECE", 1 << 9),
-            (all_to_all, "_LONG", 1 << 12), (float16, "_SMALL", 1 << 4), (float16, "_PIECE", 1 << 9),
+            (all_to_all, "_LONG", 1 << 12), (all_to_all, "_LONG_READS", 0),
+            (float16, "_SMALL", 1 << 4), (float16, "_PIECE", 1 << 9),
         ):  # fmt: skip
             patch.setattr(module, name, value)
         yield found

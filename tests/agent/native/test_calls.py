@@ -3,86 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from support.me import wait_until
+from support.native_group import PLAIN, SLOT_BYTES, Group
 
 from rankmesh_agent import native
 from rankmesh_agent.collectives import all_reduce, all_to_all, barrier, scatter
-from rankmesh_agent.group.flight_recorder import FlightRecorder
-from rankmesh_agent.group.native_calls import NativeCalls
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.shared_memory.mapping import Mapping
-from rankmesh_agent.shared_memory.segment import Segment
-from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
+from rankmesh_agent.shared_memory import mapping, slots
+from rankmesh_agent.shared_memory.mapping import futex_wait, timespec_of
+from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 pytestmark = pytest.mark.skipif(native.core is None, reason=f"the compiled core does not run: {native.reason}")
 
-SLOT_BYTES = 1 << 17
 FLOAT = np.dtype(np.float32)
-PLAIN = Options(30.0)
-
-
-class State(object if native.core is None else native.core.State):  # type: ignore[misc]
-    """A group's state, as far as the core looks at it."""
-
-    global_ranks = 0, 1
-
-    def __init__(self) -> None:
-        self.seq, self.nbytes = 6, 0
-        self.call: Call | None = None
-        self.failure: Exception | None = None
-        self.started_at: float | None = None
-        self.recorder = FlightRecorder()
-
-
-class Group:
-    """Rank 0 of two in their memory, and its queue; rank 1 has made all calls ahead."""
-
-    def __init__(self) -> None:
-        mapping = Mapping.anonymous(Segment.bytes_for(2, SLOT_BYTES))
-        self.segment = Segment(mapping, 0, 2, SLOT_BYTES, False)
-        self.words = mapping.bytes.data[:128].cast("Q")
-        self.memory = mapping.bytes
-        self.state = State()
-        self.worker: threading.Thread | None = None
-        self.queued: deque[Any] = deque()
-        self.turn = threading.Lock()
-        self.plans: dict[Any, Any] = {}
-        self.left: list[Any] = []
-        assert native.core is not None
-        shared = self.plans, self.queued, self.turn
-        self.calls = NativeCalls(native.core, self, self.state, self.segment, shared)  # type: ignore[arg-type]
-
-    def submit(self, key: Any, arguments: Any, options: Options, *, launches: bool) -> None:
-        self.left.append(key)
-
-    def plan(self, key: tuple[Any, ...], algorithm: Callable[..., None]) -> bool:
-        """Plan a call of both ranks; return whether the core knows it."""
-        call = Call(*key)
-        plan = self.calls.plan_of(call, algorithm)
-        self.plans[key] = (call, algorithm, None, 0, None, plan)
-        self.words[8] = 1 << 40
-        self.words[9] = self.words[10] = call.fingerprint
-        return plan is not None
-
-    def carries_out(self, key: tuple[Any, ...], arguments: tuple[Any, ...], options: Options = PLAIN) -> bool:
-        before = self.memory.tobytes(), self.segment._steps, self.segment._turn, self.state.seq
-        self.calls.submit(key, arguments, options)
-        after = self.memory.tobytes(), self.segment._steps, self.segment._turn, self.state.seq
-        if self.left:
-            assert self.left == [key]
-            assert after == before
-            return False
-        assert after[1:] == (before[1] + 1, before[2] ^ (key[0] is not OpType.BARRIER), before[3] + 1)
-        assert not self.turn.locked()
-        assert self.state.started_at is None
-        return True
 
 
 SUM = OpType.ALL_REDUCE, FLOAT, 4, ReduceOp.SUM
@@ -157,7 +99,7 @@ def test_when_it_is_not_this_call_s_turn(prepare: Callable[[Group], None]) -> No
 @pytest.mark.parametrize(
     ("key", "algorithm"),
     [
-        ((OpType.ALL_REDUCE, FLOAT, 1 << 15, ReduceOp.SUM), all_reduce.small_segment),
+        ((OpType.ALL_REDUCE, FLOAT, 1 << 16, ReduceOp.SUM), all_reduce.small_segment),
         ((OpType.SCATTER, FLOAT, SLOT_BYTES // 4, None, 0), scatter.over_segment),
         ((OpType.ALL_REDUCE, FLOAT, 4, ReduceOp.SUM), all_reduce.chunked_segment),
         ((OpType.ALL_GATHER, FLOAT, -1, None, None, (1, 2)), all_to_all.over_segment),
@@ -183,3 +125,44 @@ def test_what_it_carries_out(dtype: Any) -> None:
     assert group.carries_out((OpType.BARRIER,), ())
     recorded = [(record[1].name, record[2], record[6]) for record in group.state.recorder.latest.copy()]
     assert recorded == [("all_reduce", 7, 4 * array.itemsize), ("barrier", 8, 0)]
+
+
+def test_a_sleeper_is_woken() -> None:
+    group = Group()
+    group.plan((OpType.BARRIER,), barrier.over_segment)
+    group.words[slots._SLEEPERS] = 1
+    woken: list[float] = []
+    futex = f"{mapping._FUTEX} "
+
+    def sleep() -> None:
+        began = time.monotonic()
+        futex_wait(group.segment.mapping.address, 0, timespec_of(60.0))
+        woken.append(time.monotonic() - began)
+
+    sleeper = threading.Thread(target=sleep)
+    sleeper.start()
+    wait_until(lambda: Path(f"/proc/self/task/{sleeper.native_id}/syscall").read_text().startswith(futex), "the sleep")
+    assert group.carries_out((OpType.BARRIER,), ())
+    sleeper.join()
+    assert woken[0] < 50
+    assert not group.words[slots._SLEEPERS]
+
+
+def test_a_rank_that_does_not_come_is_left_to_python() -> None:
+    """After one sleep, of which that rank knows, however often it changes its count."""
+    group = Group()
+    group.plan((OpType.BARRIER,), barrier.over_segment)
+    group.segment._steps, group.words[8] = 1 << 20, 0
+    threading.Thread(target=change_count, args=[group]).start()
+    group.calls.submit((OpType.BARRIER,), (), PLAIN)
+    assert [plan.call.kind for plan in group.handed_over] == [OpType.BARRIER]
+    assert group.words[8 + slots._SLEEPERS] == 1
+
+
+def change_count(group: Group) -> None:
+    for number in range(10_000):
+        if group.handed_over:
+            return
+        group.words[8] = number
+        time.sleep(0.001)
+    group.words[8] = 1 << 40

@@ -37,6 +37,15 @@ def test_the_setting_forbids_it(setting: str, reason: str) -> None:
     assert load(setting) == f"False {reason}"
 
 
+@needs_core
+def test_its_sources_have_changed(tmp_path: Path) -> None:
+    copy = shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    assert load("", tmp_path) == "True"
+    with (copy / "native/core.pyx").open("a") as source:
+        source.write("\n")
+    assert load("", tmp_path).startswith("False its sources have changed since it was built")
+
+
 def test_it_is_not_built_or_of_another_processor(tmp_path: Path) -> None:
     copy = shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     assert load("", tmp_path).startswith("False it was not built at the installation")

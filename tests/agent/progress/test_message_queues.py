@@ -50,11 +50,11 @@ def test_the_first_receive_that_matches_a_message(seed: int) -> None:
                 matched.append(first)
     for each in posted:
         queues.remove(each)
-    assert not queues._queues
+    assert not queues.queues
 
 
 def queues_of(queues: PostedReceives) -> list[Receive]:
-    return [each for queue in queues._queues.values() for each in queue]
+    return [each for queue in queues.queues.values() for each in queue]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -81,7 +81,7 @@ def test_the_first_message_that_matches_a_receive(seed: int) -> None:
     assert {*queues} == {*arrived}
     for each in arrived:
         queues.remove(each)
-    assert not queues._queues
+    assert not queues.queues
     assert not queues._by_tag
 
 

@@ -301,14 +301,18 @@ def test_sleep_and_wake_across_processes(shm):
 
 
 @pytest.mark.parametrize(
-    ("system", "machine", "reported"),
+    ("system", "machine", "core", "reported"),
     [
-        ("linux", "x86_64", ""),
-        ("linux", "aarch64", "shared memory needs the memory order of x86-64, this is aarch64"),
-        ("darwin", "arm64", "shared memory needs Linux, this is darwin"),
+        ("linux", "x86_64", None, ""),
+        ("linux", "aarch64", None, "shared memory needs the compiled core on aarch64: RANKMESH_NATIVE is 0"),
+        ("linux", "aarch64", shared_memory, ""),
+        ("darwin", "arm64", None, "shared memory needs Linux, this is darwin"),
     ],
 )
-def test_where_memory_can_be_shared(monkeypatch, system, machine, reported):
+def test_where_memory_can_be_shared(monkeypatch, system, machine, core, reported):
     monkeypatch.setattr(shared_memory.sys, "platform", system)
     monkeypatch.setattr(shared_memory.platform, "machine", lambda: machine)
+    monkeypatch.setattr(shared_memory, "TOTAL_STORE_ORDER", machine == "x86_64")
+    monkeypatch.setattr(shared_memory.native, "core", core)
+    monkeypatch.setattr(shared_memory.native, "reason", "RANKMESH_NATIVE is 0")
     assert unsupported() == reported

@@ -176,9 +176,3 @@ def test_addresses_of_all_kinds_of_arrays(dtype, count, writable):
     assert address_of(array) == array.ctypes.data
     if count:
         assert address_of(memoryview(array.view(np.uint8))) == array.ctypes.data
-
-
-def test_the_start_of_a_process():
-    assert process_vm.start_time(os.getpid()) == process_vm.start_time(os.getpid())
-    assert process_vm.start_time(os.getpid()).isdigit()
-    assert process_vm.start_time(1 << 30) == b""

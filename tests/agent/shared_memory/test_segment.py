@@ -9,10 +9,10 @@ import time
 
 import numpy as np
 import pytest
-from support.threads import in_threads
+from support.threads import ORDERED, in_threads
 
 from rankmesh_agent.net.spin import CoreContention
-from rankmesh_agent.shared_memory import slots
+from rankmesh_agent.shared_memory import mapping, slots
 from rankmesh_agent.shared_memory.mapping import Mapping
 from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.shared_memory.slots import NOTES, CallMismatchError
@@ -32,9 +32,11 @@ def give_up(seconds: float = 10.0):
     return check
 
 
-@pytest.fixture(params=[True, False], ids=["crowded", "roomy"])
-def crowded(request):
-    return request.param
+@pytest.fixture(params=["crowded", "roomy", ORDERED])
+def crowded(request, monkeypatch):
+    if request.param == "ordered":
+        monkeypatch.setattr(mapping, "TOTAL_STORE_ORDER", False)
+    return request.param == "crowded"
 
 
 @pytest.fixture

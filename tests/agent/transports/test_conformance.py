@@ -12,10 +12,11 @@ import time
 import pytest
 from support.certificates import in_environment, required
 from support.connecting import connect, dial, look, meet, recv_exactly, send_all, wait_ready
-from support.threads import TRANSPORTS, in_threads, transport_named
+from support.threads import ORDERED, TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.net import tls
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.shared_memory import mapping
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import IDENTITY_BYTES
 from rankmesh_agent.wire.errors import AddressInUseError, AuthenticationError, DistNetworkError
@@ -24,7 +25,7 @@ PIECE = bytes(range(256)) * 256
 MOST_BUFFERED = 64 << 20
 
 
-@pytest.fixture(params=[*TRANSPORTS, "tls", "tls of the token"])
+@pytest.fixture(params=[*TRANSPORTS, ORDERED, "tls", "tls of the token"])
 def name(request):
     return request.param
 
@@ -39,6 +40,8 @@ def transport(name, shm, certificates, monkeypatch):
     if name == "tls of the token":
         monkeypatch.setattr(tls, "is_trusted_listener", lambda host, port: False)
         return transport_named("tcp")
+    if name == "ordered":
+        monkeypatch.setattr(mapping, "TOTAL_STORE_ORDER", False)
     if name != "tls":
         return transport_named(name)
     with in_environment(required(certificates)):

@@ -35,6 +35,7 @@ class TestAlone:
     def test_the_other_names(self) -> None:
         assert dist.all_gather_v is dist.all_gather
         assert dist.reduce_scatter_v is dist.reduce_scatter
+        assert dist.gather_into_tensor is dist.gather_single
         assert dist.all_gather_into_tensor is dist.all_gather_single
         assert dist.reduce_scatter_tensor is dist.reduce_scatter_single
 

@@ -335,7 +335,7 @@ def hostile(me: Me) -> None:
 
     honest = rankmesh._collectives.objects.dumps
 
-    def malicious(obj: object, name: str) -> Message:
+    def malicious(obj: object, name: str, weights_only: bool = False) -> Message:
         import pickle
 
         try:
@@ -392,6 +392,42 @@ def hostile(me: Me) -> None:
 @pytest.mark.parametrize("env", [{}, {**HAVE_A_TOKEN, "RANKMESH_PICKLE": "never"}], ids=["no token", "never"])
 def test_a_hostile_pickle_is_refused_unread(ranks: Ranks, env: dict[str, str]) -> None:
     ranks.run(hostile, 3, env=env)
+
+
+def read_weights_only(me: Me) -> None:
+    """Rank 0 pickles, and rank 1 takes no pickles in these calls."""
+    import fractions  # not plain data
+
+    me.init()
+    bad, out, only = [fractions.Fraction(1, 2), 1], ["as it was"] * 2, {"weights_only": me.rank == 1}
+    calls = (
+        lambda: dist.broadcast_object_list(bad if me.rank == 0 else out, **only),
+        lambda: dist.all_gather_object([None] * 2 if me.rank == 0 else out, bad if me.rank == 0 else "x", **only),
+        lambda: dist.gather_object(bad if me.rank == 0 else "x", out if me.rank == 1 else None, dst=1, **only),
+        lambda: dist.scatter_object_list(out if me.rank else [None], [bad, bad] if me.rank == 0 else None, **only),
+        lambda: dist.recv_object_list(out, **only) if me.rank == 1 else dist.send_object_list(bad, dst=1, **only),
+    )
+    for number, call in enumerate(calls):
+        if me.rank == 0:
+            call()
+        else:
+            reported = me.attempt(call)
+            assert reported["error"] == "ProtocolError", (number, reported)
+            assert "weights_only=True forbids" in reported["text"], (number, reported)
+    assert out == ["as it was"] * 2
+    if me.rank == 1:
+        reported = me.attempt(dist.send_object_list, bad, dst=0, **only)
+        assert reported["error"] == "TypeError", reported
+        assert "object_list[0] is a fractions.Fraction, which is not plain data" in reported["text"], reported
+        assert "weights_only=True forbids" in reported["text"], reported
+    dist.all_gather_object(out, {"x": np.arange(3)}, weights_only=True)
+    assert [each["x"].tolist() for each in out] == [[0, 1, 2]] * 2
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_a_call_that_takes_weights_only_reads_no_pickles_in_spite_of_the_token(ranks: Ranks) -> None:
+    ranks.run(read_weights_only, 2, env=HAVE_A_TOKEN)
 
 
 def stay_away(me: Me) -> None:

@@ -76,6 +76,17 @@ def gather(dist: Any, rank: int, size: int) -> Any:
     return results, last, first
 
 
+@cell(sides=OURS if hasattr(torch.distributed, "gather_single") else ("rankmesh",))
+def gather_single(dist: Any, rank: int, size: int) -> Any:
+    """A stack and a concatenation, at the last rank and at the default one."""
+    stack, row = torch.zeros(size, 2, 3) if rank == size - 1 else None, torch.zeros(size * 6) if rank == 0 else None
+    dist.gather_single(numbers(rank), stack, group_dst=size - 1)
+    dist.gather_single(numbers(rank), row, async_op=True).wait()
+    everyone = torch.stack([numbers(each) for each in range(size)])
+    assert stack is None or stack.equal(everyone)
+    assert row is None or row.equal(everyone.ravel())
+
+
 @cell()
 def scatter(dist: Any, rank: int, size: int) -> Any:
     results = []

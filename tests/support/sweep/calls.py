@@ -67,6 +67,12 @@ def _gather(at: At) -> None:
     at.call(at.api.gather, at.given(at.values(at.rank)), outputs, **at.root_as("dst"))
 
 
+def _gather_single(at: At) -> None:
+    everyone = _behind_one_another(at.values(rank) for rank in at.ranks)
+    output = at.wanted(everyone) if at.is_root else None
+    at.call(at.api.gather_single, at.given(at.values(at.rank)), output, **at.root_as("dst"))
+
+
 def _gather_uneven(at: At) -> None:
     outputs = [at.wanted(at.values(rank, _uneven(at, rank))) for rank in at.ranks] if at.is_root else None
     array = at.given(at.values(at.rank, _uneven(at, at.rank)))
@@ -325,8 +331,8 @@ REDUCING = _named(
 )  # fmt: skip
 MOVING = _named(
     _broadcast, _all_gather, _all_gather_uneven, _all_gather_coalesced, _all_gather_into_tensor,
-    _all_gather_single_stacked, _all_gather_in_place, _gather, _gather_uneven, _scatter, _scatter_uneven,
-    _all_to_all, _all_to_all_uneven,
+    _all_gather_single_stacked, _all_gather_in_place, _gather, _gather_single, _gather_uneven, _scatter,
+    _scatter_uneven, _all_to_all, _all_to_all_uneven,
     _all_to_all_single, _all_to_all_single_uneven, _all_to_all_single_of_rows,
 )  # fmt: skip
 MESSAGES = _named(_messages, _batched_messages)

@@ -64,7 +64,7 @@ _COLLECTIVES = (
     "all_reduce", "reduce", "reduce_scatter", "reduce_scatter_uneven", "reduce_scatter_in_place", "broadcast",
     "all_gather", "all_gather_uneven", "gather", "scatter", "all_to_all", "all_to_all_uneven",
 )  # fmt: skip
-NOT_IN_TORCH = ("batch", "gather_uneven", "scatter_uneven")
+NOT_IN_TORCH = ("batch", "gather_single", "gather_uneven", "scatter_uneven")
 SLOT_BYTES = 1 << 13
 """Small slots of shared memory, so that short arrays take several steps."""
 SPACES: dict[str, Space] = {

@@ -39,6 +39,16 @@ def methods_with_options(group: Any, rank: int, size: int) -> Any:
     return tensor, gathered, coalesced
 
 
+@cell(sides=OVER, method=["gather_single", "gather_into_tensor"])
+def gather_into_one_tensor(group: Any, rank: int, size: int, method: str) -> Any:
+    """Torch 2.14's; gloo refuses it there, too."""
+    opts = options.GatherOptions()
+    opts.rootRank = size - 1
+    output = torch.zeros(size, 4) if rank == size - 1 else torch.zeros(0)
+    getattr(group, method)(output, row(rank), opts).wait()
+    assert rank != size - 1 or output.equal(torch.stack([row(each) for each in range(size)]))
+
+
 @cell()
 def the_short_forms(group: Any, rank: int, size: int) -> Any:
     """A tensor instead of a list; root, operation and timeout, by position or name."""

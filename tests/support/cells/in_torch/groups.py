@@ -24,14 +24,16 @@ def total(group: Any, rank: int) -> float:
 
 
 @cell(backend=["rankmesh", "gloo"], local=[False, True], sides=OVER)
-def groups_beside(group: Any, rank: int, size: int, backend: str, local: bool) -> Any:
+def groups_beside(group: Any, rank: int, size: int, backend: str, local: bool) -> None:
     """Of the default group's backend, or of another one; made by all ranks, or by the members.
 
-    torch gives a group that is made by its members a name with the number of groups that each is in: before, all are in
-    as many. Over the mesh groups do not need the name.
+    torch gives a group that is made by its members a name with the number of groups that each is in, or, from 2.14 on,
+    has made: so each rank makes one. Over the mesh groups do not need the name.
     """
     members = list(range(size - 1, size)) if size < 3 else [0, 2]
     if local and rank not in members:
+        alone = c10d.new_group([rank], backend=backend, use_local_synchronization=True)
+        c10d.destroy_process_group(alone)
         return
     made = c10d.new_group(members, backend=backend, use_local_synchronization=local, group_desc="beside")
     if rank not in members:
