@@ -16,6 +16,8 @@ WAYS = {
     "one rank in Python, the next by the core": ("shm", "01", False),
     "the same, as on a processor that reorders accesses": ("shm", "01", True),
     "over TCP": ("tcp", "0", False),
+    "over TCP, by the core": ("tcp", "1", False),
+    "over TCP, one rank in Python, the next by the core": ("tcp", "01", False),
 }
 
 pytestmark = [

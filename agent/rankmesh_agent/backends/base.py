@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
+from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.ops import Call
 
@@ -86,6 +87,9 @@ class Backend(ABC):
 
     segment: Segment | None = None
     """Memory that all members share, None if there is none."""
+
+    direct: MessageLink | None = None
+    """Messages over which short calls are one exchange of all members with all; None for other backends."""
 
     messages: MessageTransport | None = None
     """Transport of the point-to-point messages; None leaves them to the progress engine."""

@@ -11,7 +11,7 @@ from rankmesh_agent.backends.fingerprint import raise_mismatch
 from rankmesh_agent.collectives.hosts import HierarchicalLink
 from rankmesh_agent.collectives.reduction import ignore_fp_errors
 from rankmesh_agent.collectives.select import HIERARCHICAL, Algorithm, Medium, algorithm
-from rankmesh_agent.progress.message_link import MessageLink
+from rankmesh_agent.progress.message_link import DIRECT_RANKS, MessageLink
 from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire.errors import GroupAbortedError
@@ -31,6 +31,7 @@ class CpuBackend(Backend):
 
     def __init__(self, link: MessageLink, segment: Segment | None = None) -> None:
         self.segment = segment
+        self.direct = link if segment is None and link.size <= DIRECT_RANKS else None
         self.medium = "tcp" if segment is None else "shm"
         self._link = link
         self._context = ignore_fp_errors()

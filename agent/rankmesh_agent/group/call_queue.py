@@ -109,11 +109,12 @@ class CallQueue:
         """
         self._backends[backend.device] = backend
         self._plans.clear()
-        if not backend.device and (self._native is None or backend.segment is not self._native.segment):
+        members = backend.direct if backend.segment is None else backend.segment
+        if not backend.device and (self._native is None or members is not self._native.members):
             self._end_native()
-            if native.core is not None and backend.segment is not None:
+            if native.core is not None and members is not None:
                 shared = self._plans, self._queued, self._turn
-                self._native = NativeCalls(native.core, self, self._state, backend.segment, shared)
+                self._native = NativeCalls(native.core, self, self._state, members, shared)
 
     @property
     def fastest(self) -> tuple[Submit, Callable[..., bool] | None]:

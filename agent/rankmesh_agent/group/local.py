@@ -121,14 +121,13 @@ class LocalCommunicator(Communicator, FrameSink):
         except DistNetworkError as error:
             error.ranks = tuple(self.global_ranks[member] for member in error.ranks)
             raise
-        if backend is not None:
-            self.use_backend(backend)
-            if backend.segment is not None:
-                processes = options.agreement.processes if options.agreement is not None else ()
-                if processes:
-                    backend.segment.allow_reads([processes[rank] for rank in self.ranks])
-                else:
-                    self.set_up(lambda shared: shared.probe_reads(), timeout)
+        self.use_backend(backend or self.queue.backend)
+        if backend is not None and backend.segment is not None:
+            processes = options.agreement.processes if options.agreement is not None else ()
+            if processes:
+                backend.segment.allow_reads([processes[rank] for rank in self.ranks])
+            else:
+                self.set_up(lambda shared: shared.probe_reads(), timeout)
         failure = self.state.failure
         if failure is not None and failure.op == START_UP.name:
             self.state.raise_if_failed()  # a member that gave up had sent all that this one has waited for

@@ -1,10 +1,12 @@
-"""A group's short calls in shared memory that the compiled core carries out."""
+"""A group's short calls that the compiled core carries out, in shared memory or over TCP."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from rankmesh_agent.collectives import (
     all_gather,
@@ -23,12 +25,27 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.spin import core_contention
+from rankmesh_agent.progress.framing import Transfer
+from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import OpStats
 
 Submit = Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
 """See CallQueue.submit."""
+_ONE_EXCHANGE = frozenset(
+    {
+        all_gather.small_link,
+        all_reduce.small_link,
+        barrier.over_link,
+        broadcast.small_link,
+        gather.small_link,
+        reduce.small_link,
+        reduce_scatter.small_link,
+        scatter.small_link,
+    }
+)
+"""Algorithms of one exchange of messages between all ranks, if these are few."""
 _ONE_STEP = frozenset(
     {
         all_gather.over_segment,
@@ -56,18 +73,27 @@ class NativeCalls:
     Args:
         core: the compiled core.
         queue, state, shared: see core.Calls.
-        segment: the group's memory.
+        members: the group's memory, or its messages, see Backend.direct.
     """
 
     def __init__(
-        self, core: ModuleType, queue: object, state: GroupState, segment: Segment, shared: tuple[Any, ...]
+        self,
+        core: ModuleType,
+        queue: object,
+        state: GroupState,
+        members: Segment | MessageLink,
+        shared: tuple[Any, ...],
     ) -> None:
         self._core = core
-        self.segment: Segment | None = segment
+        self.members: Segment | MessageLink | None = members
         self._state = state
         context = ignore_fp_errors()
-        python = (lambda *arguments: context.run(_combine, *arguments)), all_to_all.complete, _split
-        self._calls = core.Calls(queue, state, segment, shared, core_contention, python)
+        if isinstance(members, Segment):
+            python = (lambda *arguments: context.run(_combine, *arguments)), all_to_all.complete, _split
+            self._calls = core.Calls(queue, state, members, shared, core_contention, python)
+        else:
+            combined: Callable[..., None] = lambda *arguments: context.run(_combine_payloads, *arguments)  # noqa: E731
+            self._calls = core.TcpCalls(queue, state, members, shared, core_contention, combined, Transfer)
         self.submit: Submit = self._calls.submit
         self.at_once: Callable[..., bool] = self._calls.at_once
         self.run: Callable[[Any, Sequence[Any], Options], bool] = self._calls.run
@@ -76,21 +102,23 @@ class NativeCalls:
     def close(self) -> None:
         """Leave all calls to the queue from now on; the memory may be unmapped."""
         self._calls.close()
-        self.segment = None
+        self.members = None
 
     def plan_of(self, call: Call, algorithm: Algorithm) -> Any:
         """Return the core's plan of a call, None if it does not know such calls."""
-        segment = self.segment
-        if segment is None or algorithm not in _ONE_STEP or call.counts is not None or call.place:
+        members = self.members
+        if members is None or algorithm not in _ONE_STEP | _ONE_EXCHANGE or call.counts is not None or call.place:
             return None
         counts = self._counts.setdefault(call.name, self._core.Counts())
         root = -1 if call.root is None else self._state.global_ranks.index(call.root)
-        room, first = segment.chunk_bytes if call.reduce_op is None else segment.slot_bytes, 0
-        if call.kind in _IN_LANES and call.dtype is not None:
-            room = segment.lane(call.dtype) * call.dtype.itemsize
-            first = segment.rank * room
-        most = room if call.reduce_op is None else min(_MAX_BYTES, room)
-        arrays = _arrays(call.kind, segment.rank, root, segment.size)
+        room, first, most = _MAX_BYTES, 0, _MAX_BYTES
+        if isinstance(members, Segment):
+            room = members.chunk_bytes if call.reduce_op is None else members.slot_bytes
+            if call.kind in _IN_LANES and call.dtype is not None:
+                room = members.lane(call.dtype) * call.dtype.itemsize
+                first = members.rank * room
+            most = room if call.reduce_op is None else min(_MAX_BYTES, room)
+        arrays = _arrays(call.kind, members.rank, root, members.size)
         if arrays is None or call.nbytes > most:
             return None
         return self._core.Plan(self._state, call, counts, (root, room, first, most), arrays)
@@ -129,6 +157,10 @@ def _combine(segment: Segment, op: ReduceOp, begin: int, out: Any) -> None:
     first = begin // out.itemsize
     last = first + out.size
     combine(op, [slot[first:last] for slot in segment.current_slots(out.dtype, last)], out)
+
+
+def _combine_payloads(payloads: Sequence[bytes], op: ReduceOp, out: Any) -> None:
+    combine(op, [np.frombuffer(payload, out.dtype) for payload in payloads], out)
 
 
 def _split(arguments: tuple[Any, Any], options: Options, size: int) -> tuple[tuple[Any, Any], Options]:

@@ -74,6 +74,18 @@ class Plan(Recorded):
         arrays: tuple[int, int, int, int],
     ) -> None: ...
 
+class TcpCalls:
+    def __init__(
+        self,
+        queue: Any,
+        state: Any,
+        link: Any,
+        shared: tuple[Any, ...],
+        contention: Any,
+        combine: Callable[..., None],
+        transfer: Callable[[], Any],
+    ) -> None: ...
+
 class Calls:
     def __init__(
         self,

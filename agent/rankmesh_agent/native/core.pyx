@@ -12,6 +12,7 @@ from threading import get_ident
 
 import numpy
 
+from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -195,20 +196,25 @@ cdef class Calls:
     def __init__(self, queue, State state, Slots segment, tuple shared, contention, tuple python):
         cdef object whole = segment
         cdef size_t address = whole.mapping.address
-        self.queue, self.state, self.segment = queue, state, segment
-        self.plans, self.queued, self.turn = shared
-        self.is_taken = self.turn.locked
-        self.combine, self.complete, self.split = python
-        self.contention, self.records = contention, (<object>state).recorder.latest
-        self.rank, self.size, self.slot_bytes = whole.rank, whole.size, whole.slot_bytes
+        self.set_up(queue, state, shared, contention, python, whole)
+        self.segment, self.slot_bytes = segment, whole.slot_bytes
         self.oversubscribed = whole.oversubscribed
         self.lines = <Line *>address
         self.slots = <char *>address + <size_t>whole.bytes_for(whole.size, 0)
         self.note_bytes = (32 * <size_t>self.size + 63) // 64 * 64  # see slots._note_bytes
+
+    cdef int set_up(self, queue, State state, tuple shared, contention, tuple python, members) except -1:
+        self.queue, self.state = queue, state
+        self.plans, self.queued, self.turn = shared
+        self.is_taken = self.turn.locked
+        self.combine, self.complete, self.split = python
+        self.contention, self.records = contention, (<object>state).recorder.latest
+        self.rank, self.size = members.rank, members.size
         self.inputs = <char **>calloc(3 * self.size, sizeof(char *))
         if self.inputs == NULL:
             raise MemoryError
         self.outputs, self.parts = self.inputs + self.size, self.inputs + 2 * self.size
+        return 0
 
     def __dealloc__(self):
         free(self.inputs)
@@ -301,23 +307,15 @@ cdef class Calls:
         return True
 
     cdef bint carry_out(self, found, tuple arguments, options) except -1:
-        cdef Plan plan = self.plan
-        cdef Line *own = &self.lines[self.rank]
         self.started = monotonic()
         self.seq = self.state.seq + 1
         try:
-            own.fingerprints[self.seq & 1] = plan.fingerprint  # others may still read the previous call's
-            if plan.kind != BARRIER:
-                self.segment._turn ^= 1
-                self.write(own)
-            self.post(own)
-            if self.await_all() and self.matches():
+            if self.step():
                 self.collect(arguments)
                 self.end()
             else:
                 if self.plans is None:  # the group was closed meanwhile
                     (<object>self.state).raise_if_failed()
-                self.segment._steps -= 1
                 self.hand_over(self.resume, found, arguments, options)
         except BaseException as error:
             if isinstance(error, CollectiveMismatchError) or self.state.failure is not None:
@@ -332,6 +330,19 @@ cdef class Calls:
                 if self.plans is None:
                     self.close()
         return True
+
+    cdef bint step(self) except -1:
+        """Write what the other ranks read, and wait for them; return whether all have come, to the same call."""
+        cdef Line *own = &self.lines[self.rank]
+        own.fingerprints[self.seq & 1] = self.plan.fingerprint  # others may still read the previous call's
+        if self.plan.kind != BARRIER:
+            self.segment._turn ^= 1
+            self.write(own)
+        self.post(own)
+        if self.await_all() and self.matches():
+            return True
+        self.segment._steps -= 1
+        return False
 
     cdef hand_over(self, algorithm, found, tuple arguments, options):
         self.hold()
@@ -488,6 +499,7 @@ cdef bint spin(uint64_t *word, uint64_t value, bint oversubscribed, contention, 
 
 
 include "messages.pxi"
+include "tcp.pxi"
 
 
 SOURCES = CHECKSUM  # of the files that this was built from, which the build computes

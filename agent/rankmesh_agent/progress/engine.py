@@ -79,7 +79,7 @@ class ProgressEngine:
         on_demand: whether ranks connect on demand, so that some may not be connected after the join.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
         oversubscribed: see above.
-        rings: see Poller.
+        rings, sockets: see Poller.
         ends: an epoll descriptor that reports the end of connections, see ended_connections.
         on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
         departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
@@ -113,7 +113,7 @@ class ProgressEngine:
         self._changed = threading.Condition(self.lock)
         self._followers = 0
         self._poller = Poller(self.lock, oversubscribed)
-        self.rings, self._sockets, self.ends = self._poller.rings, self._poller.sockets, self._poller.ends
+        self.rings, self.sockets, self.ends = self._poller.rings, self._poller.sockets, self._poller.ends
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self.background = ProgressThread(self, self._sinks.sinks)
         self.status_sources: list[Callable[[], list[Status]]] = []
@@ -227,7 +227,7 @@ class ProgressEngine:
 
     def take(self, rank: int, header: bytes, into: memoryview) -> bool:
         """Receive a frame from a peer if it comes next and soon, at the next poll what else has come."""
-        peer = self.rings.get(rank) or self._sockets.get(rank)
+        peer = self.rings.get(rank) or self.sockets.get(rank)
         if peer is None or self.driven:
             return False
         try:
@@ -246,6 +246,12 @@ class ProgressEngine:
         if self._taken % TAKE_INTERVAL == 0:
             self.poll_once(0)  # a rank that never waits learns what the other peers send, and who has failed
         return True
+
+    def resume_send(self, rank: int) -> None:
+        """Send the rest of a frame that the compiled core has queued."""
+        peer = self.sockets.get(rank)
+        if peer is not None:
+            self._flush(peer)
 
     def cancel_send(self, transfer: Transfer) -> tuple[int, Header] | None:
         """Remove a frame that has not begun to leave; return its peer and its header."""

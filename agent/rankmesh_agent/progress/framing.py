@@ -113,10 +113,14 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
         outgoing: the queued frames.
         custom_events: whether epoll waits for events other than received bytes.
         remote_reads: the messages to read from the peer's memory, in order.
+        staging: memory for received bytes.
+        bare_fd: descriptor of a socket that carries nothing but frames, thus without TLS; -1 for none.
+        address: of the memory for received bytes.
         unread: whether the latest ``take`` has left bytes that poll does not report.
     """
 
     unread = False
+    bare_fd = address = -1
 
     def __init__(self, rank: int, connection: Connection, eager_limit: int) -> None:
         self.rank = rank
@@ -133,7 +137,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
         """True if some bytes of the first queued frame have been sent."""
         self._eager_limit = eager_limit
         # Memory that is not zeroed occupies no pages before its first use: in a large world most peers send little.
-        self._staging = np.empty(max(_STAGING_BYTES, HEADER_BYTES + eager_limit), np.uint8).data
+        self.staging = np.empty(max(_STAGING_BYTES, HEADER_BYTES + eager_limit), np.uint8).data
         self._begin = 0
         self._end = 0
         self._header: Header | None = None
@@ -159,7 +163,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
             return False
         if self.connection.medium != "tcp":
             return self._begin == self._end and self.connection.take(header, into)
-        staging, nbytes = self._staging, HEADER_BYTES + len(into)
+        staging, nbytes = self.staging, HEADER_BYTES + len(into)
         if nbytes > len(staging):
             return False
         expected = False
@@ -261,7 +265,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
                     return True  # the queued frames go first: the payload may be long
                 received = self._receive_payload(sink_for)
             elif self._end - self._begin >= HEADER_BYTES:
-                header = frames.decode(self._staging, self._begin, self._eager_limit)
+                header = frames.decode(self.staging, self._begin, self._eager_limit)
                 self._begin += HEADER_BYTES
                 self._posted = header.opcode is not Opcode.ENTER
                 received = HEADER_BYTES
@@ -270,7 +274,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
                     sink = sinks.get((header.epoch, header.group)) or sink_for(self.rank, header)
                     begin, self._begin = self._begin, self._begin + header.length
                     if sink is not None:
-                        payload = bytes(self._staging[begin : self._begin]) if header.length else b""
+                        payload = bytes(self.staging[begin : self._begin]) if header.length else b""
                         sink.on_frame(self.rank, header, payload)
                 else:
                     self._header = header
@@ -289,9 +293,9 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
             self._begin = self._end = 0
         elif self._begin:
             left = self._end - self._begin
-            self._staging[:left] = bytes(self._staging[self._begin : self._end])
+            self.staging[:left] = bytes(self.staging[self._begin : self._end])
             self._begin, self._end = 0, left
-        space = self._staging[self._end : None if nbytes is None else self._end + nbytes]
+        space = self.staging[self._end : None if nbytes is None else self._end + nbytes]
         received = receive(space)
         self._drained = received < len(space)
         self._end += received
@@ -334,7 +338,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
         if discarded:
             self._begin += discarded
         else:
-            discarded = self.connection.recv_into(self._staging[: self._to_discard])
+            discarded = self.connection.recv_into(self.staging[: self._to_discard])
         self._to_discard -= discarded
         return discarded
 
@@ -343,7 +347,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
         assert target is not None
         staged = min(self._end - self._begin, len(target) - self._filled)
         if staged:
-            target[self._filled : self._filled + staged] = self._staging[self._begin : self._begin + staged]
+            target[self._filled : self._filled + staged] = self.staging[self._begin : self._begin + staged]
             self._begin += staged
             self._filled += staged
             return staged
@@ -356,7 +360,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
     def _deliver(self, header: Header, sink: FrameSink | None) -> None:
         begin, self._begin = self._begin, self._begin + header.length
         if sink is not None:
-            sink.on_frame(self.rank, header, bytes(self._staging[begin : self._begin]) if header.length else b"")
+            sink.on_frame(self.rank, header, bytes(self.staging[begin : self._begin]) if header.length else b"")
 
 
 def _after(buffers: Sequence[Buffer], sent: int) -> list[memoryview]:

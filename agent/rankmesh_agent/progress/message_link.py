@@ -44,7 +44,7 @@ _LAUNCHES = 0xFFFFFF01
 """The same of the calls that run on GPUs."""
 _MAX_TEXT = 200
 """Characters of a call in such a report."""
-_DIRECT_RANKS = 3
+DIRECT_RANKS = 3
 """Most ranks in a group that arrive by messages between all of them: one step, but size (size - 1) messages."""
 _CONNECT_SECONDS = 0.1
 """Seconds of a wait after which this rank connects to those that it waits for: it then notices their end at once."""
@@ -98,6 +98,8 @@ class MessageLink(DirectLink):
         self._mismatched = -2
         """The latest call in which other ranks found a mismatch."""
         self._round = 0
+        self._begun: list[tuple[int, Transfer]] | None = None
+        """The sends of an ``all_exchange`` that the compiled core has begun."""
         self._complete = False
         """Whether all ranks are known to have arrived at the call."""
         self._report_at = 0.0
@@ -129,7 +131,7 @@ class MessageLink(DirectLink):
 
     def arrive(self) -> None:
         """Arrive; see Link.arrive."""
-        if self.size <= _DIRECT_RANKS:
+        if self.size <= DIRECT_RANKS:
             self.all_exchange()
             return
         if self.size <= _STAR_RANKS:
@@ -151,7 +153,13 @@ class MessageLink(DirectLink):
             arrivals = self._arrived.setdefault((self._seq, part), {})
             own = payload if each is None else each[self.rank]
             header = self._header(part, len(own))
-            pending_sends = self._send(self._others, header, payload) if each is None else self._send_each(part, each)
+            begun, self._begun = self._begun, None
+            if begun is not None:
+                pending_sends = begun
+            elif each is None:
+                pending_sends = self._send(self._others, header, payload)
+            else:
+                pending_sends = self._send_each(part, each)
             if not pending_sends:
                 self._take(self._others, header, len(own), arrivals)
         if pending_sends or len(arrivals) < len(self._others):
@@ -161,6 +169,13 @@ class MessageLink(DirectLink):
         self._compare(arrived)
         self._complete = True
         return [arrived[member][1] for member in range(self.size)]
+
+    def resume(self, pending_sends: list[tuple[int, Transfer]]) -> None:
+        """Have the next ``all_exchange`` go on with one that the compiled core has begun."""
+        with self._engine.lock:
+            self._begun = pending_sends
+            for member, _ in pending_sends:
+                self._engine.resume_send(self._ranks[member])
 
     def arrive_with(
         self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]

@@ -12,6 +12,7 @@ import threading
 
 from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.progress.framing import FramedConnection
+from rankmesh_agent.shared_memory.process_vm import address_of
 
 POLL_INTERVAL = 8
 """Interval, in polls, at which a busy engine polls epoll and releases the lock."""
@@ -64,6 +65,8 @@ class Poller:
         connection = peer.connection
         if connection.medium == "tcp":
             self.sockets[peer.rank], self._spins = peer, _SPINS_WITH_POLL
+            peer.bare_fd = connection.bare_fileno()
+            peer.address = address_of(peer.staging)
             if connection.has_work(False):  # TLS: decrypted at the end of the handshake
                 self.due.add(peer)
         else:

@@ -58,6 +58,10 @@ class Connection(ABC):
     def fileno(self) -> int:
         """Return a descriptor to poll for ``events()``."""
 
+    def bare_fileno(self) -> int:
+        """Return the descriptor of a socket that carries no other bytes than this connection's, -1 if there is none."""
+        return -1
+
     @abstractmethod
     def events(self, writing: bool) -> int:
         """Return the poll events to wait for, to receive and, if ``writing``, to send."""

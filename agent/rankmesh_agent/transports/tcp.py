@@ -128,6 +128,9 @@ class TcpConnection(Connection):
     def fileno(self) -> int:
         return self._fileno
 
+    def bare_fileno(self) -> int:
+        return self._fileno if type(self.socket) is socket.socket else -1
+
     def events(self, writing: bool) -> int:
         return select.POLLIN | select.POLLOUT if writing else select.POLLIN
 

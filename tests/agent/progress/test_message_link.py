@@ -11,6 +11,7 @@ import pytest
 from support.pauses import despite_pauses
 from support.threads import NOW, World, world
 
+from rankmesh_agent.backends import cpu
 from rankmesh_agent.collectives import all_reduce
 from rankmesh_agent.collectives.select import TABLE, Row, algorithm
 from rankmesh_agent.group.local import LocalCommunicator
@@ -33,7 +34,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     star = request.param == "star"
     rows = Row(WAYS[request.param], {2: SMALL}), Row(all_reduce.halving_link)
     monkeypatch.setitem(TABLE, (OpType.ALL_REDUCE, "link"), rows)
-    monkeypatch.setattr(message_link, "_DIRECT_RANKS", 0)
+    for module in (message_link, cpu):
+        monkeypatch.setattr(module, "DIRECT_RANKS", 0)
     monkeypatch.setattr(message_link, "_STAR_RANKS", SIZE if star else 0)
     return request.param
 
