@@ -28,6 +28,7 @@ from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.shared_memory.segment import Segment
+from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import OpStats
 
@@ -111,7 +112,7 @@ class NativeCalls:
             return None
         counts = self._counts.setdefault(call.name, self._core.Counts())
         root = -1 if call.root is None else self._state.global_ranks.index(call.root)
-        room, first, most = _MAX_BYTES, 0, _MAX_BYTES
+        room, first, most = SMALL, 0, SMALL
         if isinstance(members, Segment):
             room = members.chunk_bytes if call.reduce_op is None else members.slot_bytes
             if call.kind in _IN_LANES and call.dtype is not None:

@@ -25,7 +25,7 @@ cdef extern from *:
 
 cdef enum:
     SEQ = 3, LENGTH = 5, FINGERPRINT = 6  # words of a header, see frames.py
-    MAX_PAYLOAD = 1 << 16
+    MAX_PAYLOAD = 1 << 16  # see frames.SMALL
     RECEIVES = 16  # between two yields
     CALLS_IN_PYTHON = 64  # one of so many, which polls the other connections now and then: see engine.TAKE_INTERVAL
 
