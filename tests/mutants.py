@@ -354,7 +354,7 @@ FAULTS = [
     Fault(N + "core.pyx", "self.lines[rank].fingerprints[word] != fingerprint", "fingerprint == 0", CORE, "different calls go unnoticed"),
     Fault(N + "core.pyx", "plan.kind == ALL_TO_ALL and memcmp(", "plan.kind < 0 and memcmp(", CORE, "lengths that do not fit go unnoticed"),
     Fault(N + "core.pyx", "if spin(&line.count, steps, self", "if spin(&line.count, steps - 1, self", CORE, "a rank does not wait for the last step"),
-    Fault(N + "core.pyx", "                self.segment._steps -= 1\n", "", CORE, "a step that Python resumes is counted twice"),
+    Fault(N + "core.pyx", "        self.segment._steps -= 1\n", "", CORE, "a step that Python resumes is counted twice"),
     Fault(N + "core.pyx", "        if sleepers or load_acquire(&own.sleepers):\n", "        if load_acquire(&own.sleepers):\n", CORE_CALLS, "a sleeper whose flag is cleared is not woken"),
     Fault(N + "core.pyx", "            wake_sleepers(&own.count)\n", "            pass\n", CORE_CALLS, "sleepers are not woken"),
     Fault(N + "core.pyx", "            store_release(&line.sleepers, 1)\n", "", CORE_CALLS, "nobody learns that a rank sleeps"),

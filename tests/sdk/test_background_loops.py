@@ -26,7 +26,7 @@ from rankmesh_agent.progress import wait_graph
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.transports.tcp import TcpConnection
+from rankmesh_agent.transports.tcp_connection import TcpConnection
 from rankmesh_agent.wire.hello import Service, hello, preface
 from rankmesh_agent.wire.store_frames import NO_STORE_ID
 from rankmesh_gateway.http import asgi

@@ -24,12 +24,13 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.progress import wait_graph
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
+from rankmesh_agent.progress.peers import UNCONNECTED, Peers
 from rankmesh_agent.progress.poller import POLL_INTERVAL, TAKE_INTERVAL, Poller
 from rankmesh_agent.progress.progress_thread import SLICE_SECONDS, ProgressThread
 from rankmesh_agent.progress.sinks import SinkTable
 from rankmesh_agent.progress.status import Status
 from rankmesh_agent.progress.wait_graph import WaitGraph
-from rankmesh_agent.transports.base import Buffer, Connection, Unconnected
+from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
@@ -37,23 +38,8 @@ from rankmesh_agent.wire.goodbye import Goodbye
 
 Test = Callable[[], bool]
 Action = Callable[[], object]
-_DRAIN_SECONDS = 0.001
-_UNCONNECTED = Unconnected()
-_MAX_DEPARTURES = 256
+_DRAIN_SECONDS, _MAX_DEPARTURES = 0.001, 256
 _OUTGOING = operator.attrgetter("outgoing")
-
-
-class _Peers(dict[int, FramedConnection]):
-    """The peers of an engine by rank; it connects to one that is looked up and not connected yet."""
-
-    def __init__(self, engine: ProgressEngine) -> None:
-        super().__init__()
-        self._engine = engine
-
-    def __missing__(self, rank: int) -> FramedConnection:
-        self._engine.dial(rank)
-        peer = self[rank] = FramedConnection(rank, _UNCONNECTED, self._engine.eager_limit)
-        return peer
 
 
 class ProgressEngine:
@@ -78,8 +64,7 @@ class ProgressEngine:
         dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock held.
         on_demand: whether ranks connect on demand, so that some may not be connected after the join.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
-        oversubscribed: see above.
-        rings, sockets: see Poller.
+        oversubscribed, rings, sockets: see above, and Poller.
         ends: an epoll descriptor that reports the end of connections, see ended_connections.
         on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
         departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
@@ -103,7 +88,7 @@ class ProgressEngine:
         self.on_demand = False
         self.unaddressed: dict[int, str] = {}
         self.oversubscribed = oversubscribed
-        self._peers = _Peers(self)
+        self._peers = Peers(lambda rank: self.dial(rank), eager_limit)
         # Reentrant because an RLock knows its owner, which a wait interrupted by Ctrl-C needs.
         self.lock = threading.RLock()
         self.call_count = 0
@@ -125,7 +110,7 @@ class ProgressEngine:
     def transports(self) -> dict[int, str]:
         """Return the medium of the connection to each peer that is, or was, connected."""
         peers = self._peers.copy()
-        return {rank: peer.connection.medium for rank, peer in peers.items() if peer.connection is not _UNCONNECTED}
+        return {rank: peer.connection.medium for rank, peer in peers.items() if peer.connection is not UNCONNECTED}
 
     def ended_connections(self) -> set[int]:
         """Return the ranks whose connections have ended since the last call; their last bytes may not have been read.
@@ -159,7 +144,7 @@ class ProgressEngine:
         with self.lock:
             if connected or not self.is_connected(rank):
                 peer = self._peers.get(rank)
-                self._drop_peer(FramedConnection(rank, _UNCONNECTED, 0) if peer is None else peer, end)
+                self._drop_peer(FramedConnection(rank, UNCONNECTED, 0) if peer is None else peer, end)
                 self._poller.wake_sleeper()
 
     def register_sink(self, group: int, sink: FrameSink) -> None:
@@ -187,7 +172,7 @@ class ProgressEngine:
 
     def is_connected(self, rank: int) -> bool:
         """Return whether a rank is connected."""
-        return rank in self._peers and rank not in self.lost_peers and self._peers[rank].connection is not _UNCONNECTED
+        return rank in self._peers and rank not in self.lost_peers and self._peers[rank].connection is not UNCONNECTED
 
     def silent_seconds(self, rank: int) -> float:
         """Return how long a rank's host has not acknowledged what was sent to it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import monotonic
@@ -16,6 +15,7 @@ from rankmesh_agent.collectives.link import CHUNK_BYTES, FEW_RANKS, DirectLink
 from rankmesh_agent.collectives.rounds import allreduce_bytes_by_tree, distances
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
+from rankmesh_agent.progress.posted_parts import PostedParts
 from rankmesh_agent.progress.status import DIFFERENT, CallTable
 from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire import frames
@@ -89,11 +89,7 @@ class MessageLink(DirectLink):
         self.describe: Callable[[], str] = str
         self._sources: list[int] = []
         """The ranks from which messages of this call's rounds have come."""
-        self._posted: defaultdict[int, deque[tuple[memoryview, Transfer]]] = defaultdict(deque)
-        self._unposted: dict[int, memoryview] = {}
-        """Memory of the PART that a rank is sending, if it began to come before its buffer was posted."""
-        self._early: dict[int, tuple[tuple[int, int], memoryview]] = {}
-        """The latest such PART of each rank, after its call and fingerprint."""
+        self._parts = PostedParts()
         self._seq = -1
         self._mismatched = -2
         """The latest call in which other ranks found a mismatch."""
@@ -339,7 +335,7 @@ class MessageLink(DirectLink):
         with self._engine.lock:  # wakes the neighbours, which wake theirs
             calls.report(seq, DIFFERENT, description)
             self._mismatched, self._scratch = seq, np.empty(0, np.uint8)  # the old one may still receive messages
-            self._posted.clear()
+            self._parts.clear()
         if self.size <= FEW_RANKS:
             self._wait(
                 lambda: len(calls.descriptions(seq)) == self.size,
@@ -409,7 +405,7 @@ class MessageLink(DirectLink):
             for member, view in receives:
                 if len(view):
                     pending_receives.append((member, transfer := Transfer()))
-                    self._post(self._ranks[member], view, transfer)
+                    self._parts.post(self._ranks[member], (self._seq, self._fingerprint), view, transfer)
             for member, view in sends:
                 buffers: list[Payload] = [arrival] if arrival else []
                 if len(view):
@@ -420,16 +416,6 @@ class MessageLink(DirectLink):
             for member, _ in pending_receives:
                 self._engine.resume(self._ranks[member])
         return pending_receives + pending_sends
-
-    def _post(self, rank: int, view: memoryview, transfer: Transfer) -> None:
-        """Receive the next PART of a rank into a buffer, or copy it there if it came before the call."""
-        early = self._early.get(rank)
-        if early is not None and early[0] == (self._seq, self._fingerprint):
-            view[:] = early[1]
-            transfer.done = True
-            del self._early[rank]
-        else:
-            self._posted[rank].append((view, transfer))
 
     def finish(self, exchange: list[tuple[int, Transfer]]) -> None:
         """Wait for an exchange; see Link.finish."""
@@ -450,17 +436,12 @@ class MessageLink(DirectLink):
     # Received frames; with the engine's lock held
 
     def buffer_for(self, rank: int, header: Header) -> memoryview | None:
-        """Return the buffer of a PART, None while the algorithm has not posted it.
-
-        A PART of another call came with its sender's arrival. It must not hold up the frames behind it.
-        """
-        posted = self._posted[rank]
-        if posted and self._is_current(header):
-            return posted[0][0]
-        if (self._is_current(header) and self._mismatched != self._seq) or header.length > CHUNK_BYTES:
-            return None
-        self._unposted[rank] = np.empty(header.length, np.uint8).data
-        return self._unposted[rank]
+        """Return the buffer of a PART, None while the algorithm has not posted it; see PostedParts for other calls."""
+        if (header.seq, header.fingerprint) == (self._seq, self._fingerprint):
+            view = self._parts.next_buffer(rank)
+            if view is not None or self._mismatched != self._seq:
+                return view
+        return self._parts.new_buffer(rank, header.length) if header.length <= CHUNK_BYTES else None
 
     def on_frame(self, rank: int, header: Header, payload: Payload) -> None:
         """Receive an ENTER, or note that a PART is complete."""
@@ -482,18 +463,8 @@ class MessageLink(DirectLink):
             if arrived is None:
                 arrived = self._new_step(rank, seq, header.part)
             arrived[self._group_rank[rank]] = header.fingerprint, payload
-            return
-        unposted, posted = self._unposted.pop(rank, None), self._posted[rank]
-        if posted and self._is_current(header):
-            view, transfer = posted.popleft()
-            if unposted is not None:
-                view[:] = unposted
-            transfer.done = True
-        elif unposted is not None:
-            self._early[rank] = (header.seq, header.fingerprint), unposted
-
-    def _is_current(self, header: Header) -> bool:
-        return header.seq == self._seq and header.fingerprint == self._fingerprint
+        else:
+            self._parts.complete(rank, header, (self._seq, self._fingerprint))
 
     def _new_step(self, rank: int, seq: int, part: int) -> dict[int, tuple[int, Payload]]:
         """Return the arrivals at a step at which none has been recorded; ProtocolError if the rank is too far ahead."""

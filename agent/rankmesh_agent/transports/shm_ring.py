@@ -38,7 +38,8 @@ from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.shared_memory import process_vm
 from rankmesh_agent.shared_memory.mapping import CACHE_LINE, Mapping, unsupported
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
-from rankmesh_agent.transports.tcp import ACCEPTED, PROPOSAL, Proposal, TcpConnection, TcpTransport
+from rankmesh_agent.transports.tcp import ACCEPTED, PROPOSAL, Proposal, TcpTransport
+from rankmesh_agent.transports.tcp_connection import TcpConnection
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.hello import Script, welcome
 

@@ -18,7 +18,7 @@ from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, hosts,
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.transports.base import Buffer
-from rankmesh_agent.transports.tcp import TcpConnection
+from rankmesh_agent.transports.tcp_connection import TcpConnection
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
     DistBackendError,

@@ -13,7 +13,7 @@ from support.threads import WORLD, world
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.transports.tcp import TcpConnection
+from rankmesh_agent.transports.tcp_connection import TcpConnection
 from rankmesh_agent.wire import frames, goodbye
 from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.goodbye import Goodbye

@@ -16,7 +16,7 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.matching import WINDOW, MessageMatcher
 from rankmesh_agent.progress.message_queues import ANY
-from rankmesh_agent.transports.tcp import SOCKET_BUFFER
+from rankmesh_agent.transports.tcp_connection import SOCKET_BUFFER
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.dtypes import FROM_CODE
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, GroupAbortedError, RankFailedError

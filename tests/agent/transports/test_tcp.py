@@ -14,6 +14,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.transports import tcp
 from rankmesh_agent.transports.tcp import IDENTITY_BYTES, PROPOSAL, TcpTransport, split_address
+from rankmesh_agent.transports.tcp_connection import TcpConnection
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
 from rankmesh_agent.wire.hello import HELLO_BYTES, Service, Verdict, hello, preface, welcome
 
@@ -170,7 +171,7 @@ def test_a_client_that_is_ready_stays_although_the_next_one_finds_no_descriptor(
 
 def test_an_end_that_was_reset_has_nothing_to_drain():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        connection = tcp.TcpConnection(socket.create_connection(server.getsockname()), "peer")
+        connection = TcpConnection(socket.create_connection(server.getsockname()), "peer")
         server.accept()[0].close()
     with contextlib.closing(connection):
         assert connection.send([b"to a socket that is closed"])
