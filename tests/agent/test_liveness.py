@@ -14,6 +14,7 @@ from support.processes import wait_until
 from support.threads import LATER, NOW, WORLD, World, world
 
 from rankmesh_agent import liveness
+from rankmesh_agent.collectives.link import CHUNK_BYTES
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.liveness import Liveness
 from rankmesh_agent.progress import engine, progress_thread
@@ -148,9 +149,10 @@ def test_one_whose_last_words_nobody_reads_yet(monkeypatch):
     monkeypatch.setattr(liveness, "_UNREAD_SECONDS", 0.2)
     with world(2, "tcp") as made:
         monitor = watch(made)
-        header = frames.encode(Opcode.PART, epoch=made.meshes[1].epoch, group=WORLD, seq=7, length=8)
+        payload = bytes(CHUNK_BYTES + 1)  # a shorter one is put aside
+        header = frames.encode(Opcode.PART, epoch=made.meshes[1].epoch, group=WORLD, seq=7, length=len(payload))
         with made.meshes[1].lock:
-            made.meshes[1].send(0, [header, bytes(8)])
+            made.meshes[1].send(0, [header, payload])
         time.sleep(0.05)
         die(made, 1)
         assert readable(monitor)
