@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as theirs
-from support.store_calls import CALLS, KINDS, SHORT, opened, outcome
+from support.store_calls import CALLS, KINDS, LONG, SHORT, opened, outcome
 
 import rankmesh as ours
 
@@ -58,7 +58,7 @@ DIFFERENCES: list[tuple[str, str, Any, Any, str]] = [
         ("file", call, {"NotImplementedError"}, UNSUPPORTED, "that and a store's error here")
         for call in ("queue", "a queue and a value", "pop what is not there", "wait to pop what is not there")
     ),
-    ("file", "clone's timeout", timedelta(seconds=300), SHORT, "torch's FileStore forgets it"),
+    ("file", "clone's timeout", timedelta(seconds=300), LONG, "torch's FileStore forgets it"),
 ]
 """The documented differences; of several rows for a call, the last whose store is a part of the store's name counts."""
 
