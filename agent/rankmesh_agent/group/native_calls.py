@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -88,12 +89,12 @@ class NativeCalls:
         self._core = core
         self.members: Segment | MessageLink | None = members
         self._state = state
-        context = ignore_fp_errors()
+        run: Callable[..., None] = ignore_fp_errors().run
         if isinstance(members, Segment):
-            python = (lambda *arguments: context.run(_combine, *arguments)), all_to_all.complete, _split
+            python = partial(run, _combine), all_to_all.complete, _split
             self._calls = core.Calls(queue, state, members, shared, core_contention, python)
         else:
-            combined: Callable[..., None] = lambda *arguments: context.run(_combine_payloads, *arguments)  # noqa: E731
+            combined = partial(run, _combine_payloads)
             self._calls = core.TcpCalls(queue, state, members, shared, core_contention, combined, Transfer)
         self.submit: Submit = self._calls.submit
         self.at_once: Callable[..., bool] = self._calls.at_once
