@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False, binding=False
-"""Short collectives and messages in shared memory, each carried out whole by one function.
+"""Short collectives and messages in shared memory, and collectives over TCP, each carried out whole by one function.
 
-The memory's layout, the steps and the arithmetic are those of slots.py and of the algorithms of one step, and for
-messages those of shm_ring.py and matching.py: their Python code is the reference, and a rank that runs it works with
-ranks that run this. A call that the core does not know, and a message that does not come soon, it leaves to the Python
-code, having done nothing. A collective that does not end soon, or whose ranks make different calls, it hands to the
-Python code with its step begun: time limits, failures, Ctrl-C and errors are all there.
+The memory's layout, the steps and the arithmetic are those of slots.py and of the algorithms of one step, for messages
+those of shm_ring.py and matching.py, over TCP those of message_link.py: their Python code is the reference, and a rank
+that runs it works with ranks that run this. A call that the core does not know, and a message that does not come soon,
+it leaves to the Python code, having done nothing. A collective that does not end soon, or whose ranks make different
+calls, it hands to the Python code with its step begun: time limits, failures, Ctrl-C and errors are all there.
 """
 
 from threading import get_ident
@@ -478,6 +478,7 @@ cdef bint spin(uint64_t *word, uint64_t value, bint oversubscribed, contention, 
     return load_acquire(word) >= value
 
 
+include "words.pxi"
 include "messages.pxi"
 include "tcp.pxi"
 

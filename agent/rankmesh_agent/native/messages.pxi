@@ -5,26 +5,6 @@ cdef enum:  # see shm_ring.py: words of the lines, then bytes
     DATA = 256, HEADER_BYTES = 64, PIECE_BYTES = 1 << 14, CREDIT_BYTES = 1 << 20  # a quarter of matching.WINDOW
 
 
-cdef class Words:
-    """Words of shared memory for a processor that reorders accesses, see Mapping.words.
-
-    What follows a load comes after it. What precedes a store comes before it, and what follows it after it.
-    """
-
-    cdef object memory  # which stays mapped
-    cdef uint64_t *words
-
-    def __init__(self, memory, size_t address):
-        self.memory, self.words = memory, <uint64_t *>address
-
-    def __getitem__(self, size_t number):
-        return load_acquire(self.words + number)
-
-    def __setitem__(self, size_t number, uint64_t value):
-        store_release(self.words + number, value)
-        full_fence()
-
-
 cdef class Ring:
     """The part of shm_ring._Ring that the core changes, and the address of its lines."""
 

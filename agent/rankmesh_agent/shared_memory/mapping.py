@@ -34,7 +34,7 @@ CACHE_LINE = 64
 """Bytes of a cache line: words that two processes write must not share one."""
 
 TOTAL_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")
-"""Whether all cores see the accesses of each in their order, but for a load that comes before an earlier store."""
+"""True on x86-64: all cores see the accesses of each in program order, but for a load before an earlier store."""
 _FUTEX = 202 if TOTAL_STORE_ORDER else 98
 _WAIT, _WAKE = 0, 1
 _ALL_WAITERS = 0x7FFFFFFF
