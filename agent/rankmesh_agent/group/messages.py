@@ -22,6 +22,7 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.native import core
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_queues import ANY
@@ -82,6 +83,8 @@ class GroupMessages:
             tag: see MessageMatcher.
             options: see Options.
         """
+        if array.nbytes > self.state.engine.eager_limit and not options.async_op:
+            return None, self._transfer_long(op, array, rank, tag, options)
         started = time.monotonic()
         transfer = self._begin(op, array, rank, tag, options)
         what = op, array.dtype, array.size, rank, tag
@@ -98,6 +101,20 @@ class GroupMessages:
         if options.on_complete is not None:
             options.on_complete()
         return None, transfer
+
+    def _transfer_long(self, op: str, array: Array, rank: int, tag: int, options: Options) -> Transfer:
+        """Complete a message that is longer than an eager one; Ctrl-C comes between its frames."""
+        message = None
+        try:
+            with interrupts_deferred():
+                message = self.begin(op, array, rank, tag, options)
+        except BaseException as error:
+            if message is not None:
+                message.abandon(error)
+                self.end(message, error)
+            raise
+        message.complete(message.deadline)
+        return message.transfer
 
     def begin(self, op: str, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
         """Begin a message as ``transfer`` does; the caller completes it, or abandons it."""
