@@ -83,10 +83,9 @@ class GroupMessages:
             tag: see MessageMatcher.
             options: see Options.
         """
-        if array.nbytes > self.state.engine.eager_limit and not options.async_op:
-            return None, self._transfer_long(op, array, rank, tag, options)
         started = time.monotonic()
-        transfer = self._begin(op, array, rank, tag, options)
+        short = options.async_op or array.nbytes <= self.state.engine.eager_limit
+        transfer = (self._begin if short else self._begin_long)(op, array, rank, tag, options)
         what = op, array.dtype, array.size, rank, tag
         if not transfer.done or options.async_op:
             message = PendingMessage(self, transfer, what, array.nbytes, options)
@@ -102,24 +101,25 @@ class GroupMessages:
             options.on_complete()
         return None, transfer
 
-    def _transfer_long(self, op: str, array: Array, rank: int, tag: int, options: Options) -> Transfer:
-        """Complete a message that is longer than an eager one; Ctrl-C comes between its frames."""
-        message = None
-        try:
-            with interrupts_deferred():
-                message = self.begin(op, array, rank, tag, options)
-        except BaseException as error:
-            if message is not None:
-                message.abandon(error)
-                self.end(message, error)
-            raise
-        message.complete(message.deadline)
-        return message.transfer
-
     def begin(self, op: str, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
         """Begin a message as ``transfer`` does; the caller completes it, or abandons it."""
         transfer = self._begin(op, array, rank, tag, options)
         return PendingMessage(self, transfer, (op, array.dtype, array.size, rank, tag), array.nbytes, options)
+
+    def _begin_long(self, op: str, array: Array, rank: int, tag: int, options: Options) -> Transfer:
+        """Begin a message of several frames; Ctrl-C comes between them."""
+        transfer = None
+        try:
+            with interrupts_deferred():
+                transfer = self._begin(op, array, rank, tag, options)
+        except BaseException as error:
+            if transfer is not None and not transfer.done:
+                what = op, array.dtype, array.size, rank, tag
+                message = PendingMessage(self, transfer, what, array.nbytes, options)
+                message.abandon(error)
+                self.end(message, error)
+            raise
+        return transfer
 
     def _begin(self, op: str, array: Array, rank: int, tag: int, options: Options) -> Transfer:
         state, transport = self.state, self.transport
