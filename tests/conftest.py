@@ -29,6 +29,7 @@ LONGEST = (
     "torch/test_scripts.py",
     "torch/test_spawn_torch.py",
     "torch/test_membership.py",
+    "torch/test_torchrun_gateway.py",
     "torch/test_torchrun.py",
     "torch/test_suite.py",
     "http/test_schemathesis.py",

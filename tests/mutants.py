@@ -70,6 +70,7 @@ RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
 PROOF = "security/test_authority.py security/test_hello.py security/test_credentials.py security/test_roles.py"
 MATCHING = "agent/progress/test_matching.py"
+LONG = "agent/progress/test_long_messages.py"
 QUEUES = "agent/progress/test_message_queues.py"
 P2P = "agent/group/test_p2p_read.py"
 STATUS = "agent/progress/test_status.py agent/progress/test_wait_graph.py -k 'not mismatch_names and not ahead and not missing_ranks'"
@@ -234,6 +235,8 @@ FAULTS = [
     Fault(P + "matching.py", "            self.on_misfit(why)", "            pass", MATCHING, "the sender of a refused message is not told"),
     Fault(P + "message_queues.py", "return dtype == self.dtype and nbytes", "return nbytes", MATCHING + " agent/group", "a message of another dtype is taken"),
     Fault(P + "matching.py", "max(len(view), _MIN_COST)", "len(view)", MATCHING, "empty messages cost nothing"),
+    Fault(P + "matching.py", "self.latest[source] + 1", "self.latest[source]", LONG, "no announcement is the one expected"),
+    Fault(P + "framing.py", "frames.decode(header), into, received", "frames.decode(header), into, 0", LONG, "the rest of a message is written over its beginning"),
     # The ranks that hold up a call
     Fault(P + "status.py", "(item[0].fingerprint == DIFFERENT) == differs", "True", STATUS, "a description goes when its rank goes on"),
     Fault(P + "status.py", " if status.seq >= self.oldest]", "]", STATUS, "reports have all earlier calls"),

@@ -17,6 +17,7 @@ from typing import Literal
 
 import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.diagnostics import process
 from rankmesh_agent.diagnostics.dump import DumpWriter
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snapshot
 from rankmesh_agent.group.communicator import Communicator
@@ -30,13 +31,14 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import convert_emfile, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.status import Status
+from rankmesh_agent.shared_memory.process_vm import allow_reads
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ForbiddenJobError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
-from rankmesh_agent.wire.hello import Service
+from rankmesh_agent.wire.hello import Client, Service
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GrowingWorld, Member
-from rankmesh_agent.wire.snapshot import MAX_DUMPED, RankDump, RankSnapshot
+from rankmesh_agent.wire.snapshot import MAX_DUMPED, ProcessView, RankDump, RankSnapshot, attached_rank
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
@@ -75,6 +77,7 @@ class Agent:
         http: HttpServer | None = None,
     ) -> None:
         raise_limit()
+        allow_reads()
         self.settings = settings
         self._find_gateway, self._host = find_gateway, host
         self._started = time.monotonic()
@@ -116,7 +119,13 @@ class Agent:
     def _serve_http(self) -> None:
         if self._own_http is not None:
             snapshots = SnapshotServer(lambda _: self.snapshot(), lambda: self.settings.job_credentials)
-            self._own_http.start(self._app, {Service.SNAPSHOT: snapshots}, on_demand=True)
+            views = SnapshotServer(self._view, lambda: self.settings.job_credentials, Service.PROCESS)
+            self._own_http.start(self._app, {Service.SNAPSHOT: snapshots, Service.PROCESS: views}, on_demand=True)
+
+    def _view(self, client: Client) -> ProcessView | None:
+        """Return what this host tells of the process of another of its ranks, which does not answer."""
+        member = self.members.get(attached_rank(client.attachment))
+        return process.view(member.pid, 1.0) if member is not None and member.host_id == self.member.host_id else None
 
     def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:

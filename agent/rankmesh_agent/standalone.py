@@ -113,7 +113,7 @@ class Standalone:
         """Serve, and register with the gateway; ``on_failure`` is called in another thread once there is a failure."""
         services: dict[Service, ConnectionHandler] = {
             Service.ATTACH: self._sessions,
-            Service.SNAPSHOT: SnapshotServer(self._snapshot, self._snapshot_credentials),
+            Service.SNAPSHOT: SnapshotServer(lambda client: self._snapshot(client.grant), self._snapshot_credentials),
         }
         self._http.start(self._app, services, unix_listeners=self._sessions.listen(), on_failure=on_failure)
         self._heartbeats.start()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rankmesh_agent.wire.schemas import AgentEntry, Member, RankGroupInfo, RankInfo
-from rankmesh_agent.wire.snapshot import RankSnapshot
+from rankmesh_agent.wire.snapshot import ProcessView, RankSnapshot
 
 HELD_UP_SECONDS = 10.0
 """Age from which a call that ranks are missing from is held up."""
@@ -161,8 +161,8 @@ class DiagnosedRank:
         state: see RankInfo.
         answers: whether its agent does.
         error: the reason why it does not.
-        process: state letter of the process, where the gateway is on its host and the agent does not answer; ``-`` if
-            there is no such process.
+        process: state letter of the process, where the gateway or another rank is on its host and the agent does not
+            answer; ``-`` if there is no such process.
     """
 
     job: str
@@ -200,10 +200,12 @@ class RankDetails(DiagnosedRank):
     Attributes:
         place: where the rank is in the user's code, as in the findings; empty if that is not known.
         snapshot: its calls, its waits for keys, its stacks and its CPU time; null if its agent does not answer.
+        outside: what its host tells of its process then.
     """
 
     place: str
     snapshot: RankSnapshot | None
+    outside: ProcessView
 
 
 @dataclass

@@ -140,13 +140,13 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
 
             if gateway is not None:
                 gateway.start(inbox.wake)
-            rendezvous = NodeRendezvous(job, hosts_gateway=gateway is not None)
+            rendezvous = NodeRendezvous(job.heartbeat(hosts_gateway=gateway is not None), job.url, job.token)
             cleanup.callback(rendezvous.close)
             cleanup.callback(_end_rendezvous, rendezvous, gateway, inbox)
         end, restarts = None, 0
         while True:
             if rendezvous is not None:
-                joined = _join(rendezvous, gateway, inbox, settings.timeout, end)
+                joined = _join(job, rendezvous, gateway, inbox, settings.timeout, end)
                 if isinstance(joined, int):
                     return joined
                 job = joined
@@ -167,6 +167,7 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
 
 
 def _join(
+    job: Plan,
     rendezvous: NodeRendezvous,
     gateway: LauncherGateway | None,
     inbox: SignalPipe,
@@ -176,6 +177,7 @@ def _join(
     """Wait for the nodes of the next attempt.
 
     Args:
+        job: the plan of the attempt before.
         rendezvous: with the launchers of the other nodes.
         gateway: in this process, if there is one.
         inbox: signals to this process.
@@ -190,12 +192,14 @@ def _join(
     deadline = Deadline(timeout)
     while True:
         try:
-            job = rendezvous.join(deadline, inbox.fd, _say)
+            place = rendezvous.join(deadline, _say, inbox.fd)
         except RendezvousError as error:
             status = _refuse(error)
             return status if end is None else end.status or 1
-        if job is not None:
-            return job
+        if place is not None:
+            return dataclasses.replace(
+                job, attempt=place.attempt, restarts=place.restarts, node=place.node, nodes=place.nodes
+            )
         if received := inbox.read():
             return 128 + received[0]
         if gateway is not None and (why := gateway.failure()):

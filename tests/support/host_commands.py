@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -105,6 +106,13 @@ class Hosts:
         assert done.wait() == 0, done
         return done.output
 
+    def lose(self, host: str, *, but: Started) -> None:
+        """Kill all processes of a host at once, except for one command."""
+        for pid in self._pids(host):
+            if pid != but.process.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def cut(self, host: str) -> None:
         """From now on drop every packet to and from a host: no reset, no 'unreachable'."""
         self._port(host, "nomaster")
@@ -133,12 +141,12 @@ class Hosts:
     def _port(self, host: str, *what: str) -> None:
         subprocess.run(["ip", "-n", self._switch, "link", "set", self._ports[host], *what], check=True)
 
-    def _running(self) -> list[str]:
-        listed = [
-            subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True, check=True).stdout
-            for host in self._hosts.values()
-        ]
-        return " ".join(listed).split()
+    def _pids(self, host: str) -> list[int]:
+        command = ["ip", "netns", "pids", self._hosts[host].namespace]
+        return [int(pid) for pid in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
+
+    def _running(self) -> list[int]:
+        return [pid for host in self._hosts for pid in self._pids(host)]
 
 
 def has_torch() -> bool:

@@ -16,12 +16,14 @@ from rankmesh_agent.net.stream import FramedStream
 from rankmesh_agent.net.stream_server import StreamServer
 from rankmesh_agent.store.client import Call as StoreCall
 from rankmesh_agent.wire import json_text
-from rankmesh_agent.wire.credentials import Credentials, Grant
+from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.hello import Client, Service
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.snapshot import (
     MAX_CALLS,
     MAX_ENDED,
+    RANK_BYTES,
+    ProcessView,
     RankSnapshot,
     SnapshotCall,
     SnapshotGroup,
@@ -124,18 +126,25 @@ def _clock() -> float:
 
 
 class SnapshotServer(StreamServer[FramedStream]):
-    """Sends a snapshot to each client.
+    """Sends a document to each client.
 
     Args:
-        take: returns the snapshot for a client with a credential; None if there is no rank.
+        take: returns the document for a client: a snapshot, None if there is no rank.
         credentials: see StreamServer.
+        service: SNAPSHOT; or PROCESS, whose clients name a rank.
     """
 
-    def __init__(self, take: Callable[[Grant], RankSnapshot | None], credentials: Callable[[], Credentials]) -> None:
-        super().__init__(Service.SNAPSHOT, FramedStream, credentials)
+    def __init__(
+        self,
+        take: Callable[[Client], RankSnapshot | ProcessView | None],
+        credentials: Callable[[], Credentials],
+        service: Service = Service.SNAPSHOT,
+    ) -> None:
+        super().__init__(service, FramedStream, credentials)
+        self.attachment_bytes = RANK_BYTES if service is Service.PROCESS else 0
         self._take = take
         self._served = threading.BoundedSemaphore(_MAX_CLIENTS)
 
     def serve(self, stream: FramedStream, client: Client) -> None:
         with self._served:
-            stream.send(json_text.encode(self._take(client.grant)))
+            stream.send(json_text.encode(self._take(client)))

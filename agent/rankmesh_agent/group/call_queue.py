@@ -232,12 +232,11 @@ class CallQueue:
         state.call = call
         state.seq = seq
         state.nbytes = nbytes
-        timeout, _, _, on_complete, state.details, _ = options
+        timeout, _, _, on_complete, state.details, until = options
         deadline = state.deadline
-        # Written out here what Deadline.restart does: calling it would take longer than doing it.
-        deadline.seconds = timeout
         state.started_at = deadline.started = started
-        deadline.at = started + timeout
+        # Written out here what Deadline.restart does: calling it would take longer than doing it.
+        deadline.seconds, deadline.at = (timeout, started + timeout) if until is None else (until.seconds, until.at)
         try:
             try:
                 backend.run(algorithm, arguments, state)
@@ -287,12 +286,10 @@ class CallQueue:
         plan = self.plan(key)
 
         def execute() -> None:
-            until = options.deadline
-            given = options if until is None else options._replace(timeout=until.remaining())
             # Planned anew: an earlier call may have changed the backend (registered arrays), at every rank.
             plan = self.plan(key)
-            if self._native is None or plan.native is None or not self._native.run(plan, arguments, given):
-                self.execute(plan, arguments, given)
+            if self._native is None or plan.native is None or not self._native.run(plan, arguments, options):
+                self.execute(plan, arguments, options)
 
         work = Work(plan.call.name, options.result, Future(lambda: self.worker, self._release))
         queued = _QueuedCall(plan.call, monotonic(), plan.payload_bytes(arguments), work, execute)

@@ -113,8 +113,10 @@ class GroupMessages:
         engine.call_count += 1
         with engine.lock:
             soon = transport is self.matcher and not options.async_op
-            receive = self.matcher.receive_soon if soon else transport.receive
-            begin = transport.send if op == "send" else receive
+            send, receive = transport.send, transport.receive
+            if soon:
+                send, receive = self.matcher.send_soon, self.matcher.receive_soon
+            begin = send if op == "send" else receive
             # The view is link.as_bytes, written out: every message comes here.
             transfer = begin(rank, array.view(np.uint8).data, code_of(array.dtype), tag)
             if options.async_op and not transfer.done and rank != engine.rank:

@@ -22,7 +22,7 @@ class Options(NamedTuple):
         result: the user's arrays, for ``Work.result()``.
         on_complete: see OnComplete.
         details: see Details.
-        deadline: deadline of a queued call, counted from its submission; replaces ``timeout``.
+        deadline: deadline of a call, counted from its submission also if it is queued; replaces ``timeout``.
     """
 
     timeout: float

@@ -80,7 +80,7 @@ cdef enum:
     WRITEABLE = 0x400
     SLICE_NANOSECONDS = 50000000  # see slots.SLICE_SECONDS
     YIELDS = 20  # see slots._YIELDS
-    SPIN_ROUNDS = 64
+    SPIN_ROUNDS = 64, LONG_SPIN_ROUNDS = 1024  # with and without the interpreter lock
     SPINS = 32  # twice slots._SPINS: a check takes half the time
 
 cdef enum:  # see OpType
@@ -89,7 +89,7 @@ cdef enum:  # see OpType
 cdef object numpy_array = numpy.ndarray
 cdef set key_types = {ReduceOp, int, type(None)}  # others may not be hashable
 cdef double TIME_SLICE = 0.0015  # see spin._SLICE_SECONDS
-cdef double MAX_SPIN = 0.001  # without the interpreter lock's release
+cdef double MAX_SPIN = 0.001
 cdef struct Line:  # see slots.py
     uint64_t count
     uint64_t[2] fingerprints
@@ -234,11 +234,8 @@ cdef class Calls:
     cdef bint make(self, found, tuple arguments, options, bint owned) except -1:
         if found is None or (<tuple>found)[5] is None or not self.is_free(options, owned):
             return False
-        self.plan = (<tuple>found)[5]
-        if not self.find_arrays(arguments):
-            return False
-        self.owned = owned
-        return self.carry_out(found, arguments, options)
+        self.plan, self.owned = (<tuple>found)[5], owned
+        return self.find_arrays(arguments) and self.carry_out(found, arguments, options)
 
     cdef bint is_free(self, given, bint owned) except -1:
         """Return whether a call may begin now, and has no options that the core does not know."""
@@ -451,31 +448,41 @@ cdef class Calls:
 
 
 cdef bint spin(uint64_t *word, uint64_t value, bint oversubscribed, contention, Calls calls) except -1:
-    """Wait a moment for a word; return whether it has the value. See Slots._wait and CoreContention."""
-    cdef int looks = 1 if oversubscribed else SPINS
-    cdef int most = YIELDS if oversubscribed else SPIN_ROUNDS * SPINS, look
-    cdef double first, began, now
-    if load_acquire(word) >= value:
-        return True
-    first = monotonic()
-    if first < <double>contention.free_at:
-        return False
-    for look in range(1, most + 1):
+    """Wait a moment for a word; return whether it has the value. See Slots._wait and CoreContention.
+
+    A rank with a core of its own that waits for a collective goes on without the interpreter lock: a sleep would make
+    it late for the next one, where the other ranks sleep then.
+    """
+    cdef double[2] slice
+    if load_acquire(word) >= value or monotonic() < <double>contention.free_at:
+        return load_acquire(word) >= value
+    cdef bint free = poll(word, value, 1 if oversubscribed else SPINS, YIELDS if oversubscribed else SPIN_ROUNDS, slice)
+    if calls is not None and (not free or not oversubscribed and load_acquire(word) < value):
+        calls.hold()
+        with nogil:
+            free = free and poll(word, value, SPINS, LONG_SPIN_ROUNDS, slice)
+    if not free:
+        contention.lose_time_slice(slice[0], slice[1])
+    return load_acquire(word) >= value
+
+
+cdef bint poll(uint64_t *word, uint64_t value, int looks, int rounds, double *slice) noexcept nogil:
+    """Look at a word, yielding the core after each round; return whether no other program had a time slice meanwhile."""
+    cdef double first = monotonic()
+    cdef int look
+    for look in range(1, looks * rounds + 1):
         if load_acquire(word) >= value:
-            return True
+            break
         relax()
         if look % looks == 0:
-            began = monotonic()
+            slice[0] = monotonic()
             sched_yield()
-            now = monotonic()
-            if now - began >= TIME_SLICE:
-                if calls is not None:
-                    calls.hold()
-                contention.lose_time_slice(began, now)
+            slice[1] = monotonic()
+            if slice[1] - slice[0] >= TIME_SLICE:
+                return False
+            if slice[1] - first >= MAX_SPIN:
                 break
-            if now - first >= MAX_SPIN:
-                break
-    return load_acquire(word) >= value
+    return True
 
 
 include "words.pxi"

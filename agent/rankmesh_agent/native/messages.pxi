@@ -81,8 +81,8 @@ cdef class Messages:
         self.acquire, self.release = engine.lock.acquire, engine.lock.release
         self.oversubscribed, self.records = engine.oversubscribed, (<object>state).recorder.latest
 
-    def at_once(self, bint sends, array, rank, tag):
-        """Send an array to a global rank, or receive it; return whether that was done."""
+    def at_once(self, bint sends, array, rank, tag, bint waits=True):
+        """Send an array to a global rank, or receive it, which may wait a moment; return whether that was done."""
         cdef ArrayFields *fields = <ArrayFields *><PyObject *>array
         cdef int flags = CONTIGUOUS_ALIGNED if sends else CONTIGUOUS_ALIGNED | WRITEABLE
         cdef double started = monotonic()
@@ -94,7 +94,7 @@ cdef class Messages:
         if message is None or self.acquire(False) is not True:
             return False
         try:
-            if not (self.send(message, fields.data) if sends else self.receive(message, fields.data)):
+            if not (self.send(message, fields.data) if sends else self.receive(message, fields.data, waits)):
                 return False
         finally:
             self.release()
@@ -126,13 +126,14 @@ cdef class Messages:
             (<object>rings)._ring_doorbell(ring, READER_SLEEPS)
         return True
 
-    cdef bint receive(self, Message message, char *array) except -1:
+    cdef bint receive(self, Message message, char *array, bint waits) except -1:
         """See matching.receive_soon and _Ring.take."""
         cdef Framing peer = message.peer
         cdef Rings rings = peer.connection
         cdef Ring ring = rings._in
         cdef uint64_t *words = <uint64_t *>ring.address
         cdef uint64_t first = ring.position + HEADER_BYTES, end = first + message.nbytes, at = first, count
+        cdef bint here = load_acquire(words + HEAD) >= first
         cdef char[HEADER_BYTES] header
         if rings._lost is not None or self.engine.driven or len(self.posted) or len(self.unexpected):
             return False
@@ -140,7 +141,7 @@ cdef class Messages:
             return False
         if message.credit.unreturned + message.cost >= CREDIT_BYTES:
             return False
-        if not spin(words + HEAD, first, self.oversubscribed, self.contention, None):
+        if not here and not (waits and spin(words + HEAD, first, self.oversubscribed, self.contention, None)):
             return False
         ring.move(ring.position, header, HEADER_BYTES, False)
         if memcmp(header, <char *>message.header, HEADER_BYTES):

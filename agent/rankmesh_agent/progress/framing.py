@@ -162,7 +162,14 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
         if self._header is not None or self._to_discard:
             return False
         if self.connection.medium != "tcp":
-            return self._begin == self._end and self.connection.take(header, into)
+            if self._begin != self._end or len(into) <= self._eager_limit:
+                return self._begin == self._end and self.connection.take(header, into)
+            if not self.connection.take(header, into[:0]):
+                return False
+            received = self.connection.recv_payload(into)
+            if received < len(into):  # the sender has stopped: the rest is received as that of other frames
+                self._header, self._target, self._filled = frames.decode(header), into, received
+            return received == len(into)
         staging, nbytes = self.staging, HEADER_BYTES + len(into)
         if nbytes > len(staging):
             return False
@@ -353,7 +360,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
             return staged
         if self._filled == len(target):
             return 0
-        received = self.connection.recv_into(target[self._filled :])
+        received = self.connection.recv_payload(target[self._filled :])
         self._filled += received
         return received
 

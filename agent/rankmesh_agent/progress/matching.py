@@ -8,6 +8,7 @@
                                BULK ──────────────▶            directly into the receiver's array
     where memory can be read   RTS with address ──▶            queued until a receive matches, which copies the array
                                    ◀──────────── DONE          or, if that fails or the exposure was revoked, CTS
+    both sides wait for it     RTS, CTS, BULK                  each the next frame expected, no other one is looked for
 
     to this rank itself        announced without a frame      a receive that matches copies the array at once
 
@@ -48,7 +49,8 @@ MAX_ANNOUNCED = 1 << 18
 """Maximum number of announcements of one sender in the receiver's queue."""
 _MIN_COST = 1 << 10
 """Minimum credit of a message, since an empty one occupies memory, too."""
-_EAGER = Opcode.EAGER  # read off its class once, see communicator
+_EAGER, _RTS, _CTS, _BULK = Opcode.EAGER, Opcode.RTS, Opcode.CTS, Opcode.BULK  # read off once, see communicator
+_EMPTY = memoryview(bytearray())
 _MAX_REASON_BYTES = 1 << 10
 """Bytes of a refusal's reason that are kept."""
 
@@ -87,10 +89,12 @@ class MessageMatcher:
     on_misfit: Callable[[str], None]
     receives: PostedReceives = field(default_factory=PostedReceives)
     unexpected: UnexpectedMessages = field(default_factory=UnexpectedMessages)
-    announced: dict[int, _AnnouncedSend] = field(default_factory=dict)
+    announced: dict[tuple[int, int], _AnnouncedSend] = field(default_factory=dict)
     cleared: dict[tuple[int, int], Receive] = field(default_factory=dict)
     credits: defaultdict[int, _Credit] = field(default_factory=lambda: defaultdict(_Credit))
-    ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    ids: defaultdict[int, itertools.count[int]] = field(default_factory=lambda: defaultdict(lambda: itertools.count(1)))
+    latest: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """The id of each rank's latest announcement."""
 
     # Calls
 
@@ -98,8 +102,7 @@ class MessageMatcher:
         """Begin to send ``view`` to a rank; the caller must not change it until the transfer is done."""
         transfer = Transfer()
         if rank == self.engine.rank:
-            number = next(self.ids)
-            self.announced[number] = _AnnouncedSend(rank, dtype, tag, view, transfer)
+            number = self._announce(rank, view, dtype, tag, transfer)
             self._on_message(Message(rank, tag, dtype, len(view), number))
             return transfer
         credit = self.credits[rank]
@@ -109,14 +112,33 @@ class MessageMatcher:
             header = frames.encode(_EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, len(view))
             self.engine.send(rank, [header, view], transfer)
         else:
-            number = next(self.ids)
-            self.announced[number] = _AnnouncedSend(rank, dtype, tag, view, transfer)
+            number = self._announce(rank, view, dtype, tag, transfer)
             address, generation = self.engine.expose(rank, view) if len(view) else (0, 0)
             request = self._frame(
                 Opcode.RTS, dtype=dtype, part=generation, seq=number, tag=tag, fingerprint=address, total=len(view)
             )
             self.engine.send(rank, [request])
         return transfer
+
+    def send_soon(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
+        """Send as ``send`` does, but carry a long message through shared memory, if its receiver waits for it."""
+        engine, peer, nbytes = self.engine, self.engine.rings.get(rank), len(view)
+        if peer is None or nbytes <= engine.eager_limit or not peer.connection.streams(nbytes):
+            return self.send(rank, view, dtype, tag)
+        transfer = Transfer()
+        number = self._announce(rank, view, dtype, tag, transfer)
+        engine.send(rank, [frames.encode(_RTS, dtype, self.group, engine.epoch, 0, number, tag, 0, 0, nbytes)])
+        bulk = frames.encode(_BULK, dtype, self.group, engine.epoch, 0, number, tag, nbytes)
+        if engine.take(rank, self._frame(_CTS, seq=number), _EMPTY):
+            self.announced.pop((rank, number), None)
+            engine.send(rank, [bulk, view], transfer)
+        return transfer
+
+    def _announce(self, rank: int, view: memoryview, dtype: int, tag: int, transfer: Transfer) -> int:
+        """Keep a message until its receiver has it, or asks for it; return its id."""
+        number = next(self.ids[rank])
+        self.announced[rank, number] = _AnnouncedSend(rank, dtype, tag, view, transfer)
+        return number
 
     def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
         """Begin to receive into ``view`` from a rank, or from ANY."""
@@ -130,6 +152,8 @@ class MessageMatcher:
     def receive_soon(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
         """Receive as ``receive`` does, but wait a moment for a message that may come next."""
         if self.unexpected.first(source, tag) is None and self.receives.first(source, tag) is None:
+            if len(view) > self.engine.eager_limit:
+                return self._take_long(source, view, dtype, tag) or self.receive(source, view, dtype, tag)
             header = frames.encode(_EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, len(view))
             if self.engine.take(source, header, view):
                 if self._return_credit(source, len(view)):
@@ -138,6 +162,22 @@ class MessageMatcher:
                 transfer.source, transfer.done = source, True
                 return transfer
         return self.receive(source, view, dtype, tag)
+
+    def _take_long(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer | None:
+        """Receive a long message that ``send_soon`` announces next; None if another frame comes, or none."""
+        engine, number, nbytes = self.engine, self.latest[source] + 1, len(view)
+        request = frames.encode(_RTS, dtype, self.group, engine.epoch, 0, number, tag, 0, 0, nbytes)
+        clear = self._frame(_CTS, seq=number)
+        bulk = frames.encode(_BULK, dtype, self.group, engine.epoch, 0, number, tag, nbytes)
+        wanted = Receive(source, tag, dtype, view, Transfer())
+        if not engine.take(source, request, _EMPTY):
+            return None
+        engine.send(source, [clear])
+        self.latest[source], self.cleared[source, number], wanted.transfer.source = number, wanted, source
+        if engine.take(source, bulk, view):
+            self.cleared.pop((source, number), None)
+            wanted.transfer.done = True
+        return wanted.transfer
 
     def cancel(self, transfer: Transfer) -> bool:
         """Cancel a transfer that has not begun; return False if its bytes may be in flight."""
@@ -152,9 +192,9 @@ class MessageMatcher:
     def _cancel_transfer(self, transfer: Transfer) -> bool:
         if self.receives.cancel(transfer):
             return True
-        for number, announced in self.announced.items():
+        for (rank, number), announced in self.announced.items():
             if announced.transfer is transfer:
-                del self.announced[number]
+                del self.announced[rank, number]
                 if announced.rank == self.engine.rank:
                     self._on_withdraw(announced.rank, number)
                     return True
@@ -216,20 +256,21 @@ class MessageMatcher:
                 message = Message(rank, header.tag, header.dtype, header.length, payload=payload)
                 self._on_message(message)
             case Opcode.RTS:
+                self.latest[rank] = header.seq
                 exposed = header.fingerprint, header.part
                 self._on_message(Message(rank, header.tag, header.dtype, header.total, header.seq, exposed))
             case Opcode.CTS:
-                announced = self.announced.pop(header.seq, None)
+                announced = self.announced.pop((rank, header.seq), None)
                 if announced is not None:
                     view = announced.view
                     bulk = self._frame(
-                        Opcode.BULK, dtype=announced.dtype, seq=header.seq, tag=announced.tag, length=len(view)
+                        _BULK, dtype=announced.dtype, seq=header.seq, tag=announced.tag, length=len(view)
                     )
                     self.engine.send(rank, [bulk, view], announced.transfer)
             case Opcode.BULK:
                 self.cleared.pop((rank, header.seq)).transfer.done = True
             case Opcode.DONE:
-                announced = self.announced.pop(header.seq, None)
+                announced = self.announced.pop((rank, header.seq), None)
                 if announced is not None:
                     announced.transfer.done = True
             case Opcode.CREDIT:
@@ -298,7 +339,7 @@ class MessageMatcher:
             self.refuse(message.source, mismatch, message.id)
             transfer.error = DistBackendError(mismatch)
         elif message.source == self.engine.rank:
-            announced = self.announced.pop(message.id)
+            announced = self.announced.pop((message.source, message.id))
             wanted.view[:] = announced.view
             announced.transfer.done = True
         elif message.payload is None:
@@ -320,7 +361,7 @@ class MessageMatcher:
         self.engine.send(rank, [self._frame(Opcode.DONE if valid else Opcode.CTS, seq=number)])
 
     def _on_refuse(self, rank: int, number: int, why: str) -> None:
-        announced = self.announced.pop(number, None)
+        announced = self.announced.pop((rank, number), None)
         if announced is not None:
             announced.transfer.error = DistBackendError(f"rank {self.global_rank(rank)} refused the message: {why}")
             announced.transfer.done = True

@@ -50,6 +50,14 @@ class Connection(ABC):
         """Receive ``head``, and ``into`` after it, if memory brings them next and soon; else return False."""
         return False
 
+    def streams(self, nbytes: int) -> bool:
+        """Return whether so many bytes go through memory while both sides are at work, each on a core of its own."""
+        return False
+
+    def recv_payload(self, buffer: memoryview) -> int:
+        """Receive as ``recv_into`` does, but follow a sender at work in the same memory until the buffer is full."""
+        return self.recv_into(buffer)
+
     def recv_soon(self, buffer: memoryview) -> int:
         """Receive as ``recv_into`` does, but poll a moment for the first bytes, where the cores are free for it."""
         return self.recv_into(buffer)

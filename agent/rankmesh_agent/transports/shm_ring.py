@@ -13,9 +13,10 @@ a side sets its flag, checks the ring again, then polls the socket; the other si
 Both place a lock operation between the store and the check, which x86 executes as a full fence, so one of the two sees
 the other's store; Mapping.words has the order that other processors do not keep.
 
-Where the kernel lets the consumer read the producer's memory, large messages bypass the ring: the producer exposes them
-and the consumer copies them itself. The *generation* counts the producer's revocations. The producer increments it
-before it changes the bytes, and the consumer checks it after the read, so the consumer detects changed bytes.
+Where the kernel lets the consumer read the producer's memory, large messages bypass the ring, unless both sides are at
+work on them: the producer exposes them and the consumer copies them itself. The *generation* counts the producer's
+revocations. The producer increments it before it changes the bytes, and the consumer checks it after the read, so the
+consumer detects changed bytes.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ _CAN_READ = _TAIL + 1
 _GENERATIONS = 1 << 32
 _NONCE = 16
 """Bytes that the client writes at the beginning of its ring, by which a peer recognizes the memory."""
-_PIECE_BYTES = 1 << 14
-"""Bytes of a long buffer that its consumer can read while the producer writes the next ones."""
+_PIECE_BYTES, _LONG_PIECE_BYTES = 1 << 14, 1 << 16
+"""Bytes of a long buffer that its consumer can read while the producer writes the next ones: at first, and at most."""
+_STREAM_BYTES = 16 << 20
+"""Most bytes of a message that takes less time through the ring, both sides at work, than one read of the memory."""
 _SPIN_ROUNDS, _SPINS = 64, 16
 """Rounds of a wait for bytes, and checks in each: see slots."""
 _TAKE_SPINS = 256
-"""Checks for the rest of a frame of which the head has come: several times the duration of the copy of a piece."""
+"""Checks for the rest of a frame, or for room for it: several times the duration of the copy of a piece."""
 _fence = reset_after_fork(threading.Lock())
 
 
@@ -74,7 +77,10 @@ class _Ring(object if core is None else core.Ring):  # type: ignore[misc]  # of 
     Attributes:
         words, address: the lines.
         position: this side's own counter: the head of the producer, the tail of the consumer.
+        patience: checks for room in the middle of a long buffer.
     """
+
+    patience = 0
 
     def __init__(self, mapping: Mapping, offset: int, capacity: int, peer: str = "") -> None:
         self.words = mapping.words(offset, _DATA)
@@ -110,18 +116,31 @@ class _Ring(object if core is None else core.Ring):  # type: ignore[misc]  # of 
                 head += length
                 room -= length
                 continue
-            rest = memoryview(buffer)[:room]
-            room -= len(rest)
-            while rest:
+            rest, piece = memoryview(buffer), _PIECE_BYTES
+            while rest and (room or (room := self._room_soon(head))):
                 at = head % capacity
-                count = min(len(rest), _PIECE_BYTES, capacity - at)
+                count = min(len(rest), room, piece, capacity - at)
                 data[at : at + count] = rest[:count]
                 head += count
+                room -= count
                 words[_HEAD] = head
-                rest = rest[count:]
+                rest, piece = rest[count:], min(2 * piece, _LONG_PIECE_BYTES)
+            if rest:
+                break
         if head != begin:
             self.position = words[_HEAD] = head
         return head - begin
+
+    def _room_soon(self, head: int) -> int:
+        """Return the room of a full ring, after a moment in which a consumer that is at work may make some."""
+        words, full = self.words, head - self.capacity
+        for _ in range(self.patience):
+            if words[_TAIL] != full or words[_READER_SLEEPS]:
+                break
+        room = words[_TAIL] - full
+        if not 0 <= room <= self.capacity:
+            raise self._violation("tail", words[_TAIL])
+        return room
 
     def read(self, into: memoryview) -> int:
         """Read at most ``len(into)`` bytes; return their number.
@@ -246,6 +265,12 @@ class RingConnection(Connection, object if core is None else core.Rings):  # typ
             raise self._lost
         return received
 
+    def recv_payload(self, buffer: memoryview) -> int:
+        received = self.recv_into(buffer)
+        while 0 < received < len(buffer) and self._await_bytes():
+            received += self.recv_into(buffer[received:])
+        return received
+
     def fileno(self) -> int:
         return self._doorbell.fileno()
 
@@ -275,7 +300,10 @@ class RingConnection(Connection, object if core is None else core.Rings):  # typ
         return self._lost is None
 
     def use_aggressive_mode(self) -> None:
-        self._own_cores = True
+        self._own_cores, self._out.patience = True, _TAKE_SPINS
+
+    def streams(self, nbytes: int) -> bool:
+        return nbytes <= _STREAM_BYTES and self._own_cores and core_contention.should_spin()
 
     def expose(self, view: memoryview) -> tuple[int, int]:
         if not self._out.words[_CAN_READ]:

@@ -66,6 +66,7 @@ class Service(enum.Enum):
     STORE = 2, Role.USE
     ATTACH = 3, Role.RUN
     SNAPSHOT = 4, Role.RUN
+    PROCESS = 5, Role.RUN
 
     def __init__(self, number: int, role: Role) -> None:
         self.number = number

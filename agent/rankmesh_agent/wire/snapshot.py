@@ -6,6 +6,7 @@ this needs no web framework, whose import takes longer than an operator of a stu
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
 from rankmesh_agent.wire.schemas import ThreadStack
@@ -17,6 +18,8 @@ MAX_ENDED = 16
 MAX_DUMPED = 1000
 """Maximum number of ended calls of each group in a dump."""
 MAX_SNAPSHOT_BYTES = 16 << 20
+_RANK = struct.Struct("!q")
+RANK_BYTES = _RANK.size
 DUMP_FORMAT = "rankmesh-dump/1"
 
 
@@ -98,6 +101,30 @@ class RankSnapshot:
 
 
 @dataclass
+class ProcessView:
+    """A process whose agent does not answer, as another process of its host sees it.
+
+    Attributes:
+        state: its state letter, as in /proc/PID/stat: ``T`` stopped, ``R`` running; ``-`` if there is no such process;
+            empty if it is on another host, or the system does not tell.
+        frozen: the control group that freezes it; empty if none does.
+        wchan: the function of the kernel in which its main thread waits; empty if it does not, or none is known.
+        swap_bytes: its memory in swap, if that is 64 MiB or more.
+        cpu: processor time that its threads use, in cores.
+        stacks: those of its Python threads, the main thread's first.
+        no_stacks: why there are none, and what helps; empty if there are some.
+    """
+
+    state: str = ""
+    frozen: str = ""
+    wchan: str = ""
+    swap_bytes: int = 0
+    cpu: float = 0.0
+    stacks: list[ThreadStack] = field(default_factory=list)
+    no_stacks: str = ""
+
+
+@dataclass
 class RankDump(RankSnapshot):
     """Snapshot of a rank at the moment in which a group failed.
 
@@ -117,3 +144,13 @@ class RankDump(RankSnapshot):
     world_size: int = 0
     failure: str = ""
     failed_ranks: list[int] = field(default_factory=list)
+
+
+def rank_attachment(rank: int) -> bytes:
+    """Return the attachment of a client that asks for the ProcessView of a rank."""
+    return _RANK.pack(rank)
+
+
+def attached_rank(attachment: bytes) -> int:
+    """Return the rank in a client's attachment."""
+    return int(_RANK.unpack(attachment)[0])

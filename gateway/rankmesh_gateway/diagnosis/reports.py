@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rankmesh_agent.wire.schemas import RankInfo
+from rankmesh_agent.wire.snapshot import ProcessView
 from rankmesh_gateway.diagnosis.frames import SourceLocation
 
 Snapshot = dict[str, Any]
@@ -23,11 +24,12 @@ class RankReport:
     Attributes:
         job, epoch, rank, host, pid, url: the rank.
         state, reason, heartbeat_age: see RankInfo; or ``state`` is DUMPED or NO_DUMP.
+        host_id: id of its host.
         local: whether it is on this host.
         snapshot: of the agent, None if it does not answer.
         error: the reason why it does not.
-        process: state letter of the process, as in /proc/PID/stat: ``T`` stopped, ``R`` running; ``-`` if there is no
-            such process; empty if it is on another host, or the agent answers.
+        process: state letter of its process, see ProcessView; empty if the agent answers.
+        outside: its process as this host, or a rank of its job on its host, sees it.
         place: where its call in flight was made, if a dump has no stacks.
         last: its last operation, if a dump has neither stacks nor calls in flight.
         failed_ranks: see RankInfo.
@@ -42,10 +44,12 @@ class RankReport:
     state: str
     reason: str = ""
     heartbeat_age: float = 0.0
+    host_id: str = ""
     local: bool = False
     snapshot: Snapshot | None = None
     error: str = ""
     process: str = ""
+    outside: ProcessView = field(default_factory=ProcessView)
     place: SourceLocation | None = None
     last: str = ""
     failed_ranks: Collection[int] = ()
@@ -75,5 +79,5 @@ def newest_ranks(listed: Iterable[RankInfo], here: str = "", ranks: Collection[i
             place = each.job, each.epoch, member.rank, member.host, member.pid, member.http
             health = each.state, each.reason, each.heartbeat_age
             local = member.host_id == here
-            found.append(RankReport(*place, *health, local=local, failed_ranks=each.failed_ranks))
+            found.append(RankReport(*place, *health, member.host_id, local, failed_ranks=each.failed_ranks))
     return found

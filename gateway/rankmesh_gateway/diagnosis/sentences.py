@@ -28,6 +28,7 @@ def without_answer(
         yield f"{subject(ranks)} left no dump" + (f" ({report.error})" if report.error else "")
     else:
         yield f"{subject(ranks)} does not answer: {_state_of(view, ranks[0])}"
+        yield _whereabouts(view, ranks)
     if len(ranks) == 1 and (last := view.last_of(ranks[0], wait)):
         yield f"its last operation was {last}"
     if direct:
@@ -70,7 +71,10 @@ def elsewhere(view: JobView, ranks: Sequence[int], direct: Sequence[tuple[int, W
 
 def _state_of(view: JobView, rank: int) -> str:
     report = view.reports[rank]
+    outside = report.outside
     where = f"process {report.pid} on {report.host}"
+    if outside.frozen:
+        return f"{where} is frozen by its control group, {outside.frozen}"
     states = {
         "T": f"{where} is stopped (SIGSTOP, or Ctrl-Z)",
         "t": f"{where} is stopped by a debugger",
@@ -79,9 +83,10 @@ def _state_of(view: JobView, rank: int) -> str:
         "X": f"{where} has ended",
         "R": f"{where} computes, and the agent's thread in it does not run",
         "S": f"{where} is alive, and the agent's thread in it does not run",
-        "D": f"{where} waits in the kernel, for a disk perhaps",
+        "D": f"{where} waits in the kernel{f' ({outside.wchan})' if outside.wchan else ''}, for a disk perhaps",
     }
-    return states.get(report.process, f"{report.error} from {report.url} ({where})")
+    text = states.get(report.process, f"{report.error} from {report.url} ({where})")
+    return text + (f", and {humanize.size(outside.swap_bytes)} of its memory are in swap" if outside.swap_bytes else "")
 
 
 def _whereabouts(view: JobView, ranks: Sequence[int]) -> str:
@@ -141,6 +146,10 @@ def remedy(view: JobView, kind: FindingKind, ranks: Sequence[int]) -> str:
     """Return what to do about ranks."""
     report = view.reports[ranks[0]]
     numbers = " ".join(map(str, ranks[:_NAMED]))
+    if report.outside.frozen:
+        return f"thaw that control group on {report.host}; for a container, 'docker unpause' does"
+    if kind == "stopped" and report.process == "t":
+        return f"look at the debugger that holds process {report.pid} on {report.host}"
     if kind == "stopped":
         return f"'kill -CONT {report.pid}' on {report.host} lets it go on"
     if kind == "ended":
@@ -149,9 +158,10 @@ def remedy(view: JobView, kind: FindingKind, ranks: Sequence[int]) -> str:
         whose = "its" if len(ranks) == 1 else "their"
         return f"look at {whose} output: a rank that has ended, or is held up in C code, writes no dump"
     if kind == "silent" and report.process:
+        helps = f"; {report.outside.no_stacks}" if report.outside.no_stacks else ""
         return (
             "C code that holds the interpreter's lock (GIL) is the likely cause: 'py-spy dump --native --pid "
-            f"{report.pid}' or gdb on {report.host} shows it"
+            f"{report.pid}' or gdb on {report.host} shows it{helps}"
         )
     if kind == "silent":
         return f"see on {report.host} whether process {report.pid} runs; 'rankmesh doctor' measures the network"

@@ -112,7 +112,7 @@ class DiagnosisService:
 
     async def _details(self, reports: Sequence[RankReport], patience: float) -> list[RankDetails]:
         return [
-            RankDetails(**vars(_diagnosed(report)), place=_place(report), snapshot=snapshot)
+            RankDetails(**vars(_diagnosed(report)), place=_place(report), snapshot=snapshot, outside=report.outside)
             for report, snapshot in zip(reports, await asyncio.to_thread(self._ask, reports, patience), strict=True)
         ]
 
@@ -135,7 +135,9 @@ class DiagnosisService:
 
     def _ask(self, reports: Sequence[RankReport], patience: float) -> list[RankSnapshot | None]:
         """Add the snapshots to reports, and return them."""
-        add_snapshots(reports, self._token, patience, _LIMIT * patience)
+        add_snapshots(
+            reports, self._token, patience, _LIMIT * patience, newest_ranks(self._registry.ranks(), self._here)
+        )
         return [_read(report) for report in reports]
 
 

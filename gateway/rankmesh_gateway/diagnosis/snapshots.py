@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
+from rankmesh_agent.diagnostics import process
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.dial import connect
 from rankmesh_agent.net.handshake import Handshake
@@ -14,7 +16,7 @@ from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import for_job
 from rankmesh_agent.wire.errors import AuthenticationError, DistError
 from rankmesh_agent.wire.hello import Service, client_script, hello
-from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES
+from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES, ProcessView, rank_attachment
 from rankmesh_gateway.diagnosis.reports import RankReport, Snapshot
 
 _CONCURRENCY = 128
@@ -23,7 +25,13 @@ _STOPPED_SECONDS = 0.2
 """Seconds in which the agent of a stopped process must answer: it cannot."""
 
 
-def add_snapshots(reports: Sequence[RankReport], token: str, patience: float, limit: float = math.inf) -> None:
+def add_snapshots(
+    reports: Sequence[RankReport],
+    token: str,
+    patience: float,
+    limit: float = math.inf,
+    neighbours: Sequence[RankReport] = (),
+) -> None:
     """Ask the agents of ranks for their snapshots, at once, and add these to the reports, or the errors.
 
     Args:
@@ -31,6 +39,7 @@ def add_snapshots(reports: Sequence[RankReport], token: str, patience: float, li
         token: the gateway's token, or the job's credential.
         patience: seconds in which an agent must answer.
         limit: seconds in which all of them must.
+        neighbours: all ranks, those on the hosts of ranks that do not answer are asked about these.
     """
     if not reports:
         return
@@ -38,6 +47,10 @@ def add_snapshots(reports: Sequence[RankReport], token: str, patience: float, li
     pool = ThreadPoolExecutor(min(_CONCURRENCY, len(reports)), "rankmesh-diagnosis")
     try:
         list(pool.map(lambda report: _add_snapshot(report, token, patience, end), reports))
+        silent = {report.rank: report for report in reports if report.error and report.rank >= 0}
+        unseen = [report for report in silent.values() if not report.process]
+        asked = [each for each in neighbours if each.rank not in silent and each.state == "alive"]
+        list(pool.map(lambda report: _ask_neighbour(report, asked, token, patience), unseen))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -49,7 +62,7 @@ def _add_snapshot(report: RankReport, token: str, patience: float, end: Deadline
     if end.expired():
         report.error = f"not asked: others have not answered within {end.seconds:g} s"
         return
-    stopped = report.local and process_state(report.pid) in ("T", "t")
+    stopped = report.local and process.state_of(report.pid) in ("T", "t")
     limit = min(end.remaining(), patience, _STOPPED_SECONDS if stopped else patience)
     try:
         report.snapshot = fetch_snapshot(report.url, for_job(token, report.job), limit)
@@ -57,16 +70,37 @@ def _add_snapshot(report: RankReport, token: str, patience: float, end: Deadline
             report.error = "its agent has no rank any more"
     except (OSError, ValueError, DistError) as error:
         report.error = _no_answer(error, patience)
-        report.process = process_state(report.pid) if report.local else ""
+        if report.local:
+            report.outside = process.view(report.pid, patience)
+            report.process = report.outside.state
+
+
+def _ask_neighbour(report: RankReport, others: Sequence[RankReport], token: str, patience: float) -> None:
+    """Let another rank of its job on its host look at the process of a rank that does not answer."""
+    place = report.job, report.host_id
+    other = next((each for each in others if (each.job, each.host_id) == place), None)
+    if other is not None:
+        with contextlib.suppress(OSError, ValueError, TypeError, DistError):
+            attachment = rank_attachment(report.rank)
+            found = _fetch(other.url, Service.PROCESS, for_job(token, report.job), patience, attachment)
+            report.outside = json_text.convert(ProcessView, found)
+            report.process = report.outside.state
 
 
 def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
-    """Return the snapshot of the rank at an agent; None if the agent has no rank.
+    """Return the snapshot of the rank at an agent; None if the agent has no rank. See ``_fetch``."""
+    return _fetch(url, Service.SNAPSHOT, token, seconds)
+
+
+def _fetch(url: str, service: Service, token: str, seconds: float, attachment: bytes = b"") -> dict[str, Any] | None:
+    """Return the document that a service of an agent sends.
 
     Args:
         url: base URL of the agent.
+        service: the service.
         token: the job's credential.
         seconds: time limit of everything.
+        attachment: what the service needs to know.
 
     Raises:
         OSError: the agent cannot be reached, or does not answer in time (TimeoutError).
@@ -76,7 +110,9 @@ def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
     deadline = Deadline(seconds)
     with connect(url, seconds, token) as sock:
         refusal = AuthenticationError(f"the agent at {url} has another token than the gateway")
-        Handshake(sock, Service.SNAPSHOT, client_script(hello(token), refusal), client=True).run(deadline.remaining())
+        Handshake(sock, service, client_script(hello(token, attachment), refusal), client=True).run(
+            deadline.remaining()
+        )
         document = bytearray()
         while True:
             sock.settimeout(max(1e-3, deadline.remaining()))
@@ -98,18 +134,3 @@ def _no_answer(error: Exception, patience: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {patience:g} s"
     return getattr(error, "message", "") or getattr(error, "strerror", "") or str(error) or type(error).__name__
-
-
-def process_state(pid: int, proc: Path = Path("/proc")) -> str:
-    """Return the state letter of a process on this host; ``-`` if there is none, empty if it cannot be read.
-
-    Args:
-        pid: the process.
-        proc: mount point of procfs.
-    """
-    try:
-        return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "-"
-    except (OSError, IndexError):
-        return ""

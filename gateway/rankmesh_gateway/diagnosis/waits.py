@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, NamedTuple
 
-from rankmesh_gateway.diagnosis.frames import location_of
+from rankmesh_gateway.diagnosis.frames import Thread, location_of
 from rankmesh_gateway.diagnosis.reports import RankReport
 from rankmesh_gateway.humanize import seconds
 
@@ -80,8 +81,11 @@ class JobView:
             or location_of(each["stacks"], waits=any(wait.kind != "store" for wait in self.waits[rank]))
             for rank, each in self.snapshots.items()
             if not each["attached"]
-        }
+        } | {rank: location_of(self._stacks_from_outside(rank), waits=False) for rank in self.silent}
         self.blocked = {rank for rank in self.snapshots if self.waits[rank] and self._is_inside(rank)}
+
+    def _stacks_from_outside(self, rank: int) -> list[Thread]:
+        return [asdict(thread) for thread in self.reports[rank].outside.stacks]
 
     def _is_inside(self, rank: int) -> bool:
         """Return whether a rank is in a call of RankMesh; True if its stack does not tell."""

@@ -65,6 +65,11 @@ class LauncherRegistry:
         state = self._jobs.get(job)
         return state.reason if state is not None and state.attempt == attempt else ""
 
+    def stores(self) -> dict[str, str]:
+        """Return the jobs whose live launchers share a store, by its id. With the lock held."""
+        silent = self._clock() - FAILED_SECONDS
+        return {state.store: job for job, state in self._jobs.items() if state.store and state.last_seen() > silent}
+
     def excuse(self, seconds: float) -> None:
         """Take some seconds off the silence of all launchers. With the lock held."""
         for job in self._jobs.values():

@@ -314,9 +314,10 @@ class Registry:
         self.events.close()
 
     def stores(self) -> dict[str, str]:
-        """Return the jobs whose ranks use a store, by the id of the store; the oldest world of a job comes first."""
+        """Return the jobs whose launchers or ranks use a store, by its id: the oldest one of a job comes first."""
         with self._lock:
-            return {epoch.store: epoch.job for epoch in self._epochs(None) if epoch.store and epoch.live_ranks()}
+            of_ranks = {epoch.store: epoch.job for epoch in self._epochs(None) if epoch.store and epoch.live_ranks()}
+            return self.launchers.stores() | of_ranks
 
     def has_unknown_store(self, job: str) -> bool:
         """Return whether a job's ranks use a store whose id is not known, as this registry is newer than the job."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from rankmesh_agent.wire.schemas import (
     LauncherReply,
     LauncherState,
 )
+from rankmesh_agent.wire.store_frames import STORE_ID_BYTES
 from rankmesh_gateway.state.validation import GatewayFullError, InvalidRequestError
 
 MAX_LAUNCHERS = 4096
@@ -43,7 +45,8 @@ class _Options(NamedTuple):
 
     def __str__(self) -> str:
         nodes = str(self.max_nodes) if self.min_nodes == self.max_nodes else f"{self.min_nodes}:{self.max_nodes}"
-        return f"--nnodes {nodes} --nproc-per-node {self.nproc} --max-restarts {self.max_restarts}"
+        rest = f" --nproc-per-node {self.nproc} --max-restarts {self.max_restarts}" if self.nproc else ""
+        return f"--nnodes {nodes}{rest}"
 
 
 @dataclass
@@ -94,12 +97,14 @@ class RendezvousState:
         over: whether no further attempt can follow.
         reason: why the attempt has begun, empty for the first one; if the job has failed, why it is over.
         change: the change of the job's nodes with which the attempt began; None if it began otherwise.
+        store: id of the store that the launchers share, if they are torchruns; else empty.
     """
 
     def __init__(self, beat: LauncherHeartbeat, attempt: int = 0) -> None:
         self.attempt = attempt
         self.over = False
         self.change: NodeChange | None = None
+        self.store = secrets.token_hex(STORE_ID_BYTES) if beat.torchrun else ""
         self._terms = _terms(beat)
         self._restarts = 0
         self.reason = ""
@@ -114,8 +119,8 @@ class RendezvousState:
 
     @property
     def is_elastic(self) -> bool:
-        """True if the number of nodes may change."""
-        return self._terms.min_nodes < self._terms.max_nodes
+        """True if the nodes may change: no launcher has a number of its own."""
+        return self._terms.min_nodes < self._terms.max_nodes or bool(self.store)
 
     @property
     def is_complete(self) -> bool:
@@ -134,6 +139,8 @@ class RendezvousState:
             self._adopt(beat)
             if beat.state == "stopped":
                 self._on_stop(launcher)
+            elif beat.state == "closed":
+                self._end(f"the launcher of {_name(launcher)} has ended the job")
             elif self.is_complete:
                 self._on_report(launcher, now)
                 self._find_lost(now)
@@ -152,6 +159,7 @@ class RendezvousState:
             self._failed,
             self.change is not None,
             "" if self.is_complete or self.over else self._missing(now, beat.last_call),
+            self.store,
         )
 
     def all_know(self, now: float) -> bool:
@@ -336,7 +344,7 @@ class RendezvousState:
         live = self._live(now)
         ready = [each for each in live if each.state == "waiting"]
         least = self._terms.min_nodes
-        text = f"{len(ready)} of {'at least ' if self.is_elastic else ''}{least} node(s) are there: "
+        text = f"{len(ready)} of {'at least ' if least < self._terms.max_nodes else ''}{least} node(s) are there: "
         text += ", ".join(sorted(_name(each) for each in ready)) or "none"
         if busy := [_name(each) for each in live if each.state != "waiting"]:
             text += f"; {', '.join(busy)} end(s) the ranks of the attempt before"

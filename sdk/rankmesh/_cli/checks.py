@@ -18,13 +18,13 @@ from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import CommandError
 from rankmesh._cli.overview import Finding, fetch_overview
 from rankmesh_agent.diagnostics.probe import measure
+from rankmesh_agent.diagnostics.process import state_of
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.shared_memory.slots import Slots
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest, RankInfo
 from rankmesh_gateway import humanize
 from rankmesh_gateway.diagnosis.reports import newest_ranks
-from rankmesh_gateway.diagnosis.snapshots import process_state
 from rankmesh_gateway.humanize import rate, seconds, size
 
 _CONCURRENCY = 16
@@ -242,7 +242,7 @@ def probe_agents(found: Sequence[AgentProbe], token: Callable[[str], str], patie
             if way.reached:
                 break
         if agent.way is None or not agent.way.reached:
-            agent.process = process_state(agent.pid) if agent.host == socket.gethostname() else ""
+            agent.process = state_of(agent.pid) if agent.host == socket.gethostname() else ""
             return
         wait = max(0.1, min(patience, deadline.remaining()))
         with contextlib.closing(ServiceClient("agent", agent.url, secret, wait)) as service:

@@ -99,7 +99,7 @@ def _document(ranks: Sequence[Mapping[str, Any]], verdict: Verdict, url: str) ->
 
 def _rank(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return a rank of the document, from the JSON of RankDetails, or of DiagnosedRank."""
-    snapshot = found.get("snapshot") or {}
+    snapshot = found.get("snapshot") or found.get("outside") or {}
     names = ("job", "epoch", "rank", "host", "pid", "state", "reason", "answers", "error", "process")
     calls, waits, stacks = (snapshot.get(name, []) for name in ("calls", "store_waits", "stacks"))
     return {**{name: found[name] for name in names}, "calls": calls, "store_waits": waits, "stacks": stacks}

@@ -61,7 +61,7 @@ def stacks(
 
 
 def _document(details: Details) -> dict[str, object]:
-    found = details["snapshot"] or {}
+    found = details["snapshot"] or details["outside"]
     return {
         **{name: details[name] for name in ("job", "epoch", "rank", "host", "pid")},
         "attached": found.get("attached", False),
@@ -77,13 +77,15 @@ def _name(details: Details) -> str:
 def _text(details: Details, *, several: bool, every: bool) -> Iterator[str]:
     title = f"{_name(details)} of {details['job']}" if several else _name(details)
     snapshot = details["snapshot"]
-    if snapshot is None:
-        yield f"{title}: no answer"
-        return
-    yield title
-    if snapshot["attached"]:
+    threads = (snapshot or details["outside"])["stacks"]
+    if snapshot is not None:
+        yield title
+    else:
+        yield f"{title}: no answer" + ("; its stacks as py-spy sees them" if threads else "")
+        if not threads:
+            return
+    if snapshot is not None and snapshot["attached"]:
         yield "  its process is attached to this agent; these are the agent's stacks"
-    threads = snapshot["stacks"]
     shown = threads if every else user_threads(threads)
     for thread in shown:
         yield from _thread(thread, every=every)

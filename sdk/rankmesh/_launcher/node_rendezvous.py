@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from rankmesh._launcher.plan import Plan
 from rankmesh_agent.membership.gateway_client import RESPONSE_SECONDS, GatewayClient, UnavailableError
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, log_failure
@@ -40,8 +39,9 @@ class NodeRendezvous:
     """This launcher's heartbeat, and what the gateway replies.
 
     Args:
-        job: plan of the job.
-        hosts_gateway: whether the gateway is in this process.
+        beat: the first heartbeat, but for ``instance`` and ``host``.
+        url: the gateway's base URL.
+        token: the job's token.
 
     Attributes:
         fd: descriptor that becomes readable when a reply has changed something.
@@ -50,33 +50,18 @@ class NodeRendezvous:
         refusal: why the gateway rejects this launcher; empty if it does not.
     """
 
-    def __init__(self, job: Plan, *, hosts_gateway: bool) -> None:
+    def __init__(self, beat: LauncherHeartbeat, url: str, token: str) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.attempt = STARTING
         self.latest = LauncherReply(STARTING, over=False)
         self.refusal = ""
-        self._plan = job
-        options = job.options
-        self._beat = LauncherHeartbeat(
-            job.job,
-            options.node_rank,
-            options.nnodes,
-            secrets.token_hex(16),
-            STARTING,
-            "waiting",
-            options.max_restarts,
-            min_nodes=options.min_nodes,
-            nproc=options.nproc,
-            last_call=options.join_window,
-            hosts_gateway=hosts_gateway,
-            host=socket.gethostname(),
-        )
+        self._beat = replace(beat, instance=secrets.token_hex(16), host=socket.gethostname())
         self._reported = 1
         self._exchanged = 0
         self._settled = threading.Condition()
         self._unanswered = "its address is not known yet"
         self._ended_alone = False
-        self._gateway = GatewayClient(lambda: job.url, job.token)
+        self._gateway = GatewayClient(lambda: url, token)
         self._gateway.locate()
         self._changed = threading.Event()
         self._closed = False
@@ -112,16 +97,18 @@ class NodeRendezvous:
         """True if this node need not take part in another attempt."""
         return self.latest.over or self._ended_alone or bool(self.refusal)
 
-    def join(self, deadline: Deadline, interrupt: int, report: Callable[[str], None]) -> Plan | None:
+    def join(
+        self, deadline: Deadline, report: Callable[[str], None], interrupt: int | None = None
+    ) -> LauncherReply | None:
         """Wait until the next attempt has its nodes, this one among them.
 
         Args:
             deadline: end of the wait while nodes or the gateway are missing; a spare node waits for the job's end.
-            interrupt: descriptor that ends the wait by becoming readable.
             report: called with a line of text from time to time.
+            interrupt: descriptor that ends the wait by becoming readable.
 
         Returns:
-            The plan of this node's ranks in the attempt; None if the job is over, or the wait was interrupted.
+            The attempt and this node's place in it; None if the job is over, or the wait was interrupted.
 
         Raises:
             RendezvousError: the gateway rejects this launcher, or nodes are missing at the deadline.
@@ -146,7 +133,8 @@ class NodeRendezvous:
             until = (
                 next_report - time.monotonic() if spare else min(next_report - time.monotonic(), deadline.remaining())
             )
-            if interrupt in select.select([self.fd, interrupt], [], [], max(0.0, until))[0]:
+            watched = [self.fd] if interrupt is None else [self.fd, interrupt]
+            if interrupt in select.select(watched, [], [], max(0.0, until))[0]:
                 return None
 
     def report(self, state: LauncherState) -> None:
@@ -174,8 +162,8 @@ class NodeRendezvous:
         self._gateway.close()
         os.close(self.fd)
 
-    def _begin(self, latest: LauncherReply) -> Plan:
-        """Report that the ranks of an attempt run; return their plan."""
+    def _begin(self, latest: LauncherReply) -> LauncherReply:
+        """Report that the ranks of an attempt run."""
         self.attempt = latest.attempt
         with self._settled:
             self._beat = replace(
@@ -186,13 +174,11 @@ class NodeRendezvous:
                 restarts=latest.restarts,
             )
         self.report("running")
-        return replace(
-            self._plan, attempt=latest.attempt, restarts=latest.restarts, node=latest.node, nodes=latest.nodes
-        )
+        return latest
 
     def _missing(self) -> str:
         """Return what this node waits for."""
-        where = f"job {self._plan.job!r} at {self._plan.url}"
+        where = f"job {self._beat.job!r} at {self._gateway.url}"
         if self._unanswered:
             return f"for the gateway of {where}: {self._unanswered}"
         if self.latest.nodes:

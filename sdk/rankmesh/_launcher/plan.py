@@ -12,6 +12,7 @@ from rankmesh_agent.config.launchers import slug
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import url_for
 from rankmesh_agent.wire.credentials import job_of
+from rankmesh_agent.wire.schemas import STARTING, LauncherHeartbeat
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,23 @@ class Plan:
         options = self.options
         local = () if options.use_env else (f"--local-rank={rank - self.ranks.start}",)
         return (*options.program, *local, *options.arguments)
+
+    def heartbeat(self, *, hosts_gateway: bool) -> LauncherHeartbeat:
+        """Return this node's first heartbeat; ``hosts_gateway``: whether the gateway is in this process."""
+        options = self.options
+        return LauncherHeartbeat(
+            self.job,
+            options.node_rank,
+            options.nnodes,
+            "",
+            STARTING,
+            "waiting",
+            options.max_restarts,
+            min_nodes=options.min_nodes,
+            nproc=options.nproc,
+            last_call=options.join_window,
+            hosts_gateway=hosts_gateway,
+        )
 
     def environment(self, rank: int, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a rank: ``base`` and the variables of the job."""

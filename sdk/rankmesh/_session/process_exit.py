@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
 import sys
 from typing import NamedTuple
 
@@ -41,6 +44,21 @@ def at_exit() -> ProcessExit:
 
         return ProcessExit(f"it exited with status {exit_status(error)} without destroy_process_group")
     return ProcessExit(f"it ended with {_text(error)}", True, _dist_error(error), place=_place(error))
+
+
+def skip_collection() -> None:
+    """After an uncaught exception, have Python end without its collections of garbage: with torch they take a second.
+
+    An exit handler of a launched rank, for whose end a restart waits. What the collections would write is written here:
+    the buffers of files that are open.
+    """
+    if getattr(sys, "last_value", None) is None:
+        return
+    for file in gc.get_objects():
+        if type(file) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+            with contextlib.suppress(OSError, ValueError):  # no room, no reader; or it is closed
+                file.flush()
+    gc.freeze()
 
 
 def at_destroy(error: BaseException | None) -> ProcessExit:

@@ -239,6 +239,8 @@ def join(
         from rankmesh._launcher.tracebacks import fold_tracebacks
 
         fold_tracebacks()
+        atexit.unregister(process_exit.skip_collection)
+        atexit.register(process_exit.skip_collection)
     engines = engines or Engines()
     began = time.monotonic()
     try:

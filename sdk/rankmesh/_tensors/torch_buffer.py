@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,11 @@ class TorchBuffer(Buffer):
         try:
             array = None if type(tensor) is torch.Tensor else _by_numpy(torch, tensor)
             self._refuse_freed(tensor)
-            return _by_pointer(torch, tensor) if array is None else array
+            if array is not None:
+                return array
+            size = tensor.element_size()
+            strides = None if tensor.is_contiguous() else tuple(step * size for step in tensor.stride())
+            return _by_pointer(torch, tensor, tuple(tensor.shape), strides)
         except (RuntimeError, TypeError) as error:
             raise TypeError(
                 f"{self.name} is a {type_name(tensor)} whose memory cannot be shared ({error}); pass a plain "
@@ -108,31 +113,30 @@ class TorchBuffer(Buffer):
         return array, write_back
 
 
-class _PointerArray:
-    """A tensor's memory behind NumPy's array interface; it keeps the tensor alive.
+def flat_array(torch: Any, tensor: Any) -> Array | None:
+    """Return the memory of a dense, contiguous tensor on the CPU, one-dimensional; None for tensors of other kinds."""
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        return None
+    if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return None
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg() or not tensor.untyped_storage().nbytes():
+        return None
+    return _by_pointer(torch, tensor, (tensor.numel(),), None)
+
+
+def _by_pointer(torch: Any, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Array:
+    """Return a tensor's memory as an array that keeps the tensor alive.
 
     Unlike an array of ``tensor.numpy()`` it does not forbid for good that the storage is resized: FSDP resizes the
     storage of gathered parameters.
     """
-
-    __slots__ = ("__array_interface__", "_tensor")
-
-    def __init__(self, tensor: Any, typestr: str, itemsize: int) -> None:
-        self._tensor = tensor
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (tensor.data_ptr(), False),
-            "shape": tuple(tensor.shape),
-            "strides": None if tensor.is_contiguous() else tuple(step * itemsize for step in tensor.stride()),
-            "typestr": typestr,
-        }
-
-
-def _by_pointer(torch: Any, tensor: Any) -> Array:
     dtype, typestr = numpy_dtype(torch, tensor.dtype)
     if not tensor.numel():
-        return np.empty(tuple(tensor.shape), dtype)
-    return np.asarray(_PointerArray(tensor, typestr, dtype.itemsize)).view(dtype)
+        return np.empty(shape, dtype)
+    data = tensor.data_ptr(), False
+    interface = {"version": 3, "data": data, "shape": shape, "strides": strides, "typestr": typestr}
+    array = np.asarray(SimpleNamespace(__array_interface__=interface, tensor=tensor))
+    return array if array.dtype is dtype else array.view(dtype)
 
 
 def _by_numpy(torch: Any, tensor: Any) -> Array:

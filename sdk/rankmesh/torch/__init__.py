@@ -70,6 +70,17 @@ def _create(options: Any, backend_options: Any) -> Any:
     return create(options, backend_options)
 
 
+def _elastic_handler() -> Callable[[Any], Any]:
+    """Return what creates the rendezvous of ``torchrun --rdzv-backend rankmesh``, for torchrun's entry point."""
+
+    def create(params: Any) -> Any:
+        from rankmesh.torch._elastic import GatewayRendezvous
+
+        return GatewayRendezvous(params)
+
+    return create
+
+
 def _take_over_env() -> None:
     """Replace torch's handler of ``env://`` where ``handles_env()``: under ``rankmesh run``, srun and mpirun.
 

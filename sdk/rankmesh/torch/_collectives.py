@@ -19,20 +19,29 @@ import torch.distributed as c10d
 from torch.autograd.graph import increment_version
 
 import rankmesh
+import rankmesh._session.debug as _debug
 from rankmesh._collectives.arguments import Timeout
 from rankmesh._collectives.call_recorder import CallRecorder, is_recording
 from rankmesh._session.process_group import ProcessGroup as MeshGroup
+from rankmesh._tensors.torch_buffer import flat_array
 from rankmesh.torch._device_backend import backend_names
 from rankmesh.torch._errors import to_torch_error, translating
 from rankmesh.torch._patches import untraced
 from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._versions import complete_options
 from rankmesh.torch._work import CompletedWork, MessageWork, PendingWork
-from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.communicator import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE,
+    REDUCE_SCATTER,
+    Communicator,
+)
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
-from rankmesh_agent.wire.ops import PremulSum, ReduceOp
+from rankmesh_agent.wire.ops import OpType, PremulSum, ReduceOp
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _Written = tuple[Any, ...]
@@ -44,6 +53,7 @@ _OPS = {
     for op in ReduceOp
     if op is not ReduceOp.PREMUL_SUM and hasattr(c10d.ReduceOp.RedOpType, op.name)
 }
+_REDUCTIONS, _ROOTED = {ALL_REDUCE, REDUCE, REDUCE_SCATTER}, {BROADCAST, REDUCE}
 _UNSET_TIMEOUT = timedelta(milliseconds=-1)
 """Value of the timeout in torch's options if the caller gave none."""
 _profiling = torch.autograd._profiler_enabled
@@ -104,7 +114,7 @@ def _call(name: str) -> Callable[[Method], Method]:
 
 
 def _collective(
-    name: str, counts_version: bool = False
+    name: str, counts_version: bool = False, kind: OpType | None = None
 ) -> Callable[[Callable[..., _Written]], Callable[..., CompletedWork]]:
     """Return a decorator that makes a method a collective of the group, with a Work of torch's as its result.
 
@@ -115,6 +125,7 @@ def _collective(
         name: in torch's public functions.
         counts_version: increment the tensors' version, by which autograd notices that they were overwritten: where
             gloo does.
+        kind: of the calls that the compiled core may carry out at once: with one tensor, or an output and an input.
     """
 
     def decorate(method: Callable[..., _Written]) -> Callable[..., CompletedWork]:
@@ -122,7 +133,7 @@ def _collective(
 
         @_call(name)
         @functools.wraps(method)
-        def collective(self: Any, *arguments: Any, **named: Any) -> CompletedWork:
+        def general(self: Any, *arguments: Any, **named: Any) -> CompletedWork:
             if len(arguments) != count or not hasattr(arguments[-1], "asyncOp"):
                 arguments = _with_options(arguments, named, count)
             tensors, *works = method(self, *arguments)
@@ -130,7 +141,16 @@ def _collective(
                 increment_version(tensors)
             return PendingWork(tensors, works) if works and works[0] is not None else CompletedWork(tensors)
 
-        return collective
+        @untraced
+        @functools.wraps(method)
+        def collective(self: Any, *arguments: Any, **named: Any) -> CompletedWork:
+            if named or len(arguments) != count or not self._at_once(kind, arguments):
+                return general(self, *arguments, **named)
+            if counts_version:
+                increment_version(arguments[0])
+            return CompletedWork(_as_list(arguments[0]))
+
+        return general if kind is None else collective
 
     return decorate
 
@@ -148,10 +168,10 @@ def _with_options(arguments: tuple[Any, ...], named: dict[str, Any], count: int)
 def _device_of(arguments: Any) -> Any:
     """Return the device of the first tensor, None for host memory or without a tensor."""
     for argument in arguments:
+        while isinstance(argument, list | tuple) and argument:
+            argument = argument[0]
         if isinstance(argument, torch.Tensor):
             return None if argument.is_cpu else argument.device
-        if isinstance(argument, list | tuple) and argument:
-            return _device_of(argument)
     return None
 
 
@@ -172,7 +192,7 @@ class Collectives:
     _recorder: CallRecorder | None = None
     """Records the collectives inside it."""
 
-    @_collective("all_reduce")
+    @_collective("all_reduce", kind=ALL_REDUCE)
     def allreduce(self, tensors: Any, opts: Any = None) -> _Written:
         """Reduce a tensor over all ranks, in place; sparse ones can be summed."""
         tensors, op = _as_list(tensors), _op(opts.reduceOp)
@@ -194,13 +214,13 @@ class Collectives:
                 rankmesh.all_reduce(tensor, op, self.mesh)
         return tensors, *made.works
 
-    @_collective("reduce")
+    @_collective("reduce", kind=REDUCE)
     def reduce(self, tensors: Any, opts: Any = None) -> _Written:
         """Reduce a tensor over all ranks into the root's."""
         tensors, op = _as_list(tensors), _op(opts.reduceOp)
         return tensors, rankmesh.reduce(tensors[0], op=op, group_dst=opts.rootRank, **self._options(opts))
 
-    @_collective("broadcast")
+    @_collective("broadcast", kind=BROADCAST)
     def broadcast(self, tensors: Any, opts: Any = None) -> _Written:
         """Copy the root's tensor to all ranks."""
         tensors = _as_list(tensors)
@@ -212,7 +232,7 @@ class Collectives:
         outs = _inner_list(outputs)
         return outs, rankmesh.all_gather(outs, _as_list(inputs)[0], **self._options(opts))
 
-    @_collective("all_gather_into_tensor", counts_version=True)
+    @_collective("all_gather_into_tensor", counts_version=True, kind=ALL_GATHER)
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> _Written:
         """Copy every rank's tensor into one concatenated tensor on all ranks."""
         return [output], rankmesh.all_gather_single(output, input, **self._options(opts))
@@ -259,7 +279,7 @@ class Collectives:
         outputs, op = _as_list(outputs), _op(opts.reduceOp)
         return outputs, rankmesh.reduce_scatter(outputs[0], _inner_list(inputs), op, **self._options(opts))
 
-    @_collective("reduce_scatter_tensor", counts_version=True)
+    @_collective("reduce_scatter_tensor", counts_version=True, kind=REDUCE_SCATTER)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> _Written:
         """Reduce a tensor over all ranks, and scatter the result."""
         return [output], rankmesh.reduce_scatter_single(output, input, _op(opts.reduceOp), **self._options(opts))
@@ -290,6 +310,37 @@ class Collectives:
     def barrier(self, opts: Any = None) -> _Written:
         """Wait until all ranks have called it."""
         return [], rankmesh.barrier(**self._options(opts))
+
+    def _at_once(self, kind: OpType, arguments: Sequence[Any]) -> bool:
+        """Have the compiled core carry out a synchronous call with dense tensors; return whether it did."""
+        opts, at_once = arguments[-1], self.comm.at_once
+        if at_once is None or getattr(opts, "asyncOp", True) or opts.timeout != _UNSET_TIMEOUT:
+            return False
+        if _profiling() or not _debug.below_detail:
+            return False
+        arrays = []
+        for argument in arguments[:-1]:
+            array = flat_array(torch, argument[0] if type(argument) is list and len(argument) == 1 else argument)
+            if array is None:
+                return False
+            arrays.append(array)
+        op = _OPS.get(opts.reduceOp.op) if kind in _REDUCTIONS else None
+        root = self._global_rank(opts.rootRank) if kind in _ROOTED else None
+        try:
+            return at_once(self.comm.default_options, kind, arrays[0], arrays[-1], op, root)
+        except DistError as error:
+            raise to_torch_error(error) from error.__cause__
+
+    def _message_at_once(self, sends: bool, tensor: Any, rank: int, tag: int) -> bool:
+        """Have the compiled core carry out a message that need not wait; return whether it did."""
+        at_once, array = self.comm.message_at_once, flat_array(torch, tensor)
+        if at_once is None or array is None or self._batched is not None:
+            return False
+        return at_once(sends, array, self._global_rank(rank), tag, False)
+
+    def _global_rank(self, rank: int) -> int | None:
+        ranks = self.comm.state.global_ranks
+        return ranks[rank] if 0 <= rank < len(ranks) else None
 
     def _options(self, opts: Any) -> dict[str, Any]:
         """Return the arguments of the SDK's functions that torch's options contain, and the group."""
@@ -325,12 +376,16 @@ class Collectives:
     def send(self, tensors: Any, dst: int, tag: int = 0) -> CompletedWork:
         """Begin to send a tensor to a group rank."""
         tensors = _as_list(tensors)
+        if self._message_at_once(True, tensors[0], dst, tag):
+            return CompletedWork(tensors)
         return self._message_work(tensors, rankmesh.isend(tensors[0], None, self.mesh, tag, dst))
 
     @_call("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> CompletedWork:
         """Begin to receive a tensor from a group rank."""
         tensors = _as_list(tensors)
+        if self._message_at_once(False, tensors[0], src, tag):
+            return CompletedWork(tensors, src)
         return self._message_work(tensors, rankmesh.irecv(tensors[0], None, self.mesh, tag, src))
 
     @_call("recv")

@@ -22,11 +22,13 @@ class CompletedWork(c10d.Work):
 
     Args:
         tensors: the caller's tensors that the call wrote to.
+        source: the source of a receive, as a group rank.
     """
 
-    def __init__(self, tensors: list[Any]) -> None:
+    def __init__(self, tensors: list[Any], source: int | None = None) -> None:
         super().__init__()
         self._tensors = tensors
+        self._source = source
 
     def is_completed(self) -> bool:
         """Return whether the call has ended."""
@@ -63,7 +65,9 @@ class CompletedWork(c10d.Work):
         Raises:
             RuntimeError: this is not a receive.
         """
-        raise RuntimeError("source_rank() is only known for a receive")
+        if self._source is None:
+            raise RuntimeError("source_rank() is only known for a receive")
+        return self._source
 
     def _source_rank(self) -> int:
         return self.source_rank()

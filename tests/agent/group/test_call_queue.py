@@ -55,8 +55,7 @@ class RecordingBackend(Backend):
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
         seconds, worker = context.deadline.seconds, threading.current_thread().name == WORKER  # type: ignore[attr-defined]
-        limit = seconds if seconds in (0, SECONDS) else "the rest"
-        self.log.append(("run", self.number, context.seq, context.call.name, context.describe(), limit, worker))
+        self.log.append(("run", self.number, context.seq, context.call.name, context.describe(), seconds, worker))
         algorithm(*arguments)
 
     def close(self) -> None:
@@ -115,7 +114,7 @@ class Queued:
     Attributes:
         key, outcome: the call, and how its backend ends.
         label: its result and details.
-        limit: seconds that its backend may take: those of its deadline that are left, if it has one.
+        limit: seconds of its deadline, from its submission on, or those that it may take.
         work, withdrawn: the Work, or the future of a synchronous call in another thread.
         callback, calls: the callback, and the calls that it makes, a synchronous and an asynchronous one.
         following, returns: the callback's future; the value and error that the model expects of it.
@@ -124,7 +123,7 @@ class Queued:
     key: tuple[Any, ...]
     label: str
     outcome: str
-    limit: Any
+    limit: float
     work: Any = None
     withdrawn: bool = False
     callback: str = ""
@@ -228,7 +227,7 @@ class CallQueueMachine(RuleBasedStateMachine):
         options = Options(SECONDS, async_op, [call.label], complete, details, until)
         return self.group.submit(body, options, call.key)
 
-    def call(self, key: tuple[Any, ...] = BARRIER, outcome: str = "", limit: Any = SECONDS) -> Queued:
+    def call(self, key: tuple[Any, ...] = BARRIER, outcome: str = "", limit: float = SECONDS) -> Queued:
         return Queued(key, next(self.labels), outcome, limit)
 
     def check(self, error: Exception | None, run: Callable[[], Any]) -> Any:
@@ -297,8 +296,7 @@ class CallQueueMachine(RuleBasedStateMachine):
 
     def call_one(self, key: Any, outcome: str, async_op: bool, deadline: float | None) -> None:
         model, held = self.model, self.model.active is not None
-        limit = SECONDS if deadline is None or not (async_op or held) else 0 if deadline == 0 else "the rest"
-        call = self.call(key, outcome, limit)
+        call = self.call(key, outcome, SECONDS if deadline is None else deadline)
         if not async_op and not held:
             self.check(model.execute(call, worker=False), lambda: self.submit(call, deadline, async_op=False))
         else:

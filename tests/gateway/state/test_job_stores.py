@@ -15,6 +15,7 @@ from rankmesh_agent.store.commands import Add, Append, CompareSet, Delete, Multi
 from rankmesh_agent.store.table import Quota, Table
 from rankmesh_agent.wire.credentials import Credentials, for_job
 from rankmesh_agent.wire.errors import DistStoreError, StoreFullError
+from rankmesh_agent.wire.schemas import FAILED_SECONDS, NO_NODE, STARTING, LauncherHeartbeat
 from rankmesh_agent.wire.store_frames import RequestId
 from rankmesh_gateway.state import job_stores
 from rankmesh_gateway.state.etcd_stores import EtcdStores
@@ -70,6 +71,18 @@ class TestWhose:
 
 
 class TestHowLong:
+    def test_that_of_torchruns_as_long_as_one_lives(self, stores, registry, clock):
+        beat = LauncherHeartbeat("job", NO_NODE, 2, "n0", STARTING, "waiting", 1, 1, torchrun=True)
+        store = bytes.fromhex(registry.launchers.heartbeat(beat).store)
+        table = stores.find(store)
+        assert stores.credentials(store).of_own_job == for_job("secret", "job")
+        clock.advance(FAILED_SECONDS - 1)
+        stores.drop_unused()
+        assert stores.find(store) is table
+        clock.advance(1)
+        stores.drop_unused()
+        assert stores.find(store) is None
+
     def test_until_the_last_rank_has_left(self, stores, registry, ask):
         store = form(registry, ask)
         table = stores.find(store)

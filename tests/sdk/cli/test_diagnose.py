@@ -6,6 +6,7 @@ The page's table is this test's: 'PYTHONPATH=tests python -m sdk.cli.test_diagno
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import tempfile
@@ -22,7 +23,7 @@ from support.diagnose_page import normalized, page_rows, row_of, run_script
 from support.processes import Ranks, free_port, wait_until
 
 SCRIPT = """\
-import ctypes, os, queue, signal, time
+import ctypes, os, queue, signal, subprocess, sys, time
 import numpy as np
 import rankmesh as dist
 
@@ -65,6 +66,12 @@ class Stuck(NamedTuple):
 
 
 REST = [0, 1, 3]
+CONTROL_GROUPS = next(
+    (path for path in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (path / "cgroup.procs").exists()),
+    None,
+)
+"""Where version 2 of control groups is mounted; None where it is not."""
+CAN_FREEZE = CONTROL_GROUPS is not None and os.access(CONTROL_GROUPS / "cgroup.procs", os.W_OK)
 KINDS = [
     Stuck(
         "a loader that gets no data",
@@ -80,8 +87,54 @@ KINDS = [
         "return batches.get()",
     ),
     Stuck("`time.sleep`", "time.sleep(3600)", "elsewhere", [2], REST, line="time.sleep(3600)"),
-    Stuck("C code that holds the interpreter's lock", "ctypes.PyDLL(None).sleep(3600)", "silent", [2], REST),
-    Stuck("stopped", "os.kill(os.getpid(), signal.SIGSTOP)", "stopped", [2], REST),
+    Stuck(
+        "C code that holds the interpreter's lock",
+        "ctypes.PyDLL(None).sleep(3600)",
+        "silent",
+        [2],
+        REST,
+        line="ctypes.PyDLL(None).sleep(3600)",
+    ),
+    Stuck(
+        "stopped",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "stopped",
+        [2],
+        REST,
+        line="os.kill(os.getpid(), signal.SIGSTOP)",
+    ),
+    Stuck(
+        "held by a debugger",
+        "subprocess.Popen([sys.executable, '-c', DEBUGGER])\ntime.sleep(3600)",
+        "stopped",
+        [2],
+        REST,
+        """
+        DEBUGGER = '''import ctypes, os, signal, time
+        time.sleep(1)
+        c, parent = ctypes.CDLL(None), os.getppid()
+        c.prctl(1, signal.SIGKILL)  # ends with it
+        for thread in os.listdir(f"/proc/{parent}/task"):
+            c.ptrace(16, int(thread), 0, 0)
+        signal.pause()'''
+        """,
+        "time.sleep(3600)",
+    ),
+    Stuck(
+        "frozen by its control group, as by `docker pause`",
+        "freeze()",
+        "stopped",
+        [2],
+        REST,
+        f"""
+        def freeze():
+            group = "{CONTROL_GROUPS}/rankmesh-test-" + str(os.getpid())
+            os.mkdir(group)
+            open(group + "/cgroup.procs", "w").write(str(os.getpid()))
+            with open(group + "/cgroup.freeze", "w") as file:
+                file.write("1")
+        """,
+    ),
     Stuck(
         "calls of two groups in another order",
         "pass",
@@ -147,12 +200,12 @@ KINDS = [
 class StuckJob:
     """A job of four ranks that gets stuck."""
 
-    def __init__(self, ranks: Ranks, stuck: Stuck) -> None:
+    def __init__(self, ranks: Ranks, stuck: Stuck, **gateway: str) -> None:
         self.ranks = ranks
         self.script = ranks.folder / NAME
         self.script.write_text(stuck.script)
         self.place = {
-            "RANKMESH_GATEWAY": hosting.cluster({}, 0, "gateway").url,
+            "RANKMESH_GATEWAY": hosting.cluster(gateway, 0, "gateway").url,
             "RANKMESH_HOSTING": "embedded",
             "WORLD_SIZE": "4",
         }
@@ -179,11 +232,14 @@ class StuckJob:
         for rank in self.started:
             rank.kill()  # a stopped one, or one that holds the lock, hears nothing else
         self.ranks.wait(self.started)
+        for rank in self.started:
+            with contextlib.suppress(OSError, TypeError):
+                Path(CONTROL_GROUPS, f"rankmesh-test-{rank.pid}").rmdir()
 
 
 @contextlib.contextmanager
-def stuck_job(ranks: Ranks, stuck: Stuck) -> Iterator[StuckJob]:
-    job = StuckJob(ranks, stuck)
+def stuck_job(ranks: Ranks, stuck: Stuck, **gateway: str) -> Iterator[StuckJob]:
+    job = StuckJob(ranks, stuck, **gateway)
     try:
         yield job
     finally:
@@ -193,6 +249,8 @@ def stuck_job(ranks: Ranks, stuck: Stuck) -> Iterator[StuckJob]:
 @pytest.mark.processes
 @pytest.mark.parametrize("stuck", KINDS, ids=lambda stuck: stuck.title)
 def test_the_report_is_the_pages(ranks: Ranks, stuck: Stuck):
+    if "freeze" in stuck.lines and not CAN_FREEZE:
+        pytest.skip("making a control group needs root, and version 2 of control groups")
     cell = normalized(page_rows()[stuck.title])
     with stuck_job(ranks, stuck) as job:
         found = job.finding(stuck.kind, stuck.waiting)
@@ -205,6 +263,17 @@ def test_the_report_is_the_pages(ranks: Ranks, stuck: Stuck):
     for rank in stuck.waiting:
         assert found["places"][str(rank)] == f"{job.script}:{len(source)}"
     assert (done.code, done.stderr) == (1, "")
+
+
+@pytest.mark.processes
+def test_a_rank_of_another_host_than_the_gateways_is_seen_by_its_neighbours(ranks: Ranks, tmp_path: Path):
+    (stopped,) = (stuck for stuck in KINDS if stuck.title == "stopped")
+    with stuck_job(ranks, stopped, RANKMESH_SHM_DIR=str(tmp_path)) as job:  # where it shares no memory with them
+        found = job.finding("stopped", REST)
+        done = until_it_fits(lambda: job.run("stacks", "2"), lambda done: stopped.line in done.stdout)
+    assert list(found["places"]) == ["0", "1", "2", "3"]
+    assert done.code == 3
+    assert ": no answer; its stacks as py-spy sees them" in done.stdout
 
 
 def test_the_page_has_no_other_rows():

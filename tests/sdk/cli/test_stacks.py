@@ -63,7 +63,9 @@ def test_a_rank_that_does_not_answer(job: Job):
         os.kill(member["pid"], signal.SIGCONT)
     job.all_alive()
     assert code == 3
-    assert stdout == f"rank 1 ({member['host']}, pid {member['pid']}): no answer\n"
+    lines = stdout.splitlines()
+    assert lines[0] == f"rank 1 ({member['host']}, pid {member['pid']}): no answer; its stacks as py-spy sees them"
+    assert lines[1].startswith("  Thread 'MainThread'")
     assert "does not answer: no answer within 0.3 s; 'rankmesh diagnose' explains it" in stderr
 
 

@@ -83,6 +83,28 @@ def test_a_rank_killed_and_a_survivor_that_hangs_and_ignores_sigterm(launchers: 
     assert not any(alive(pid) for pid in launchers.pids("ready", 0, 2))
 
 
+@pytest.mark.parametrize("collected", [True, False])
+def test_an_exception_ends_a_rank_without_a_collection(launchers: Launchers, collected: bool) -> None:
+    """For its end a restart waits. A rank that succeeds ends as Python does."""
+    code, stdout, _ = launchers.run(
+        f"""
+        class Circle:
+            def __init__(self):
+                self.itself = self
+            def __del__(self):
+                os.write(1, b"collected")
+        dist.init_process_group()
+        circle, log = Circle(), open("log", "w")
+        log.write("the last line")
+        if not {collected}:
+            raise ValueError
+        """,
+        "--nproc-per-node=1",
+    )
+    assert (code, "collected" in stdout) == (0 if collected else 1, collected)
+    assert (launchers.folder / "log").read_text() == "the last line"
+
+
 def test_a_failure_before_the_world_is_complete(launchers: Launchers) -> None:
     """The joins of the failed attempt, one of which comes late, are not part of the next one's world."""
     code, stdout, lines = launchers.run(

@@ -19,7 +19,7 @@ NO_NODE = -1
 _Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 _FromMinusOne = Annotated[int, Meta(ge=-1, le=MAX_INTEGER)]
 _Nodes = Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)]
-LauncherState = Literal["waiting", "running", "failed", "ended", "stopped"]
+LauncherState = Literal["waiting", "running", "failed", "ended", "stopped", "closed"]
 
 
 @dataclass
@@ -33,7 +33,7 @@ class LauncherHeartbeat(Body):
         instance: random name of the launcher's process.
         attempt: of the node's ranks: how often the job's ranks had been started again; STARTING before that.
         state: of this attempt: ``waiting`` if no ranks run; ``running``; ``failed`` if one of its ranks has; ``ended``
-            if all have, with success; ``stopped`` if the launcher ends.
+            if all have, with success; ``stopped`` if the launcher ends; ``closed`` if it ends the job.
         max_restarts: how often the job may be restarted after a failure.
         min_nodes: minimum number of nodes; 0 if it is ``nodes``.
         nproc: ranks on each node; 0 if unknown.
@@ -42,6 +42,7 @@ class LauncherHeartbeat(Body):
         restarts: how many of the attempts began after a failure.
         hosts_gateway: whether the gateway is in the launcher's process.
         host: its host name, for messages.
+        torchrun: whether it is a torchrun: its nodes have no numbers of their own, and it needs a store.
     """
 
     job: Name
@@ -58,6 +59,7 @@ class LauncherHeartbeat(Body):
     restarts: _Count = 0
     hosts_gateway: bool = False
     host: Text = ""
+    torchrun: bool = False
 
 
 @dataclass
@@ -75,6 +77,7 @@ class LauncherReply:
         failed: whether the job is over because of a failure.
         membership: whether the attempt began because the nodes have changed, not because a rank has failed.
         missing: while the attempt waits for nodes: which are there, and what is missing.
+        store: id of the store that the torchruns of a job share; empty for other launchers.
     """
 
     attempt: Integer
@@ -86,3 +89,4 @@ class LauncherReply:
     failed: bool = False
     membership: bool = False
     missing: str = ""
+    store: str = ""
