@@ -43,6 +43,14 @@ ProcessGroup.unregister_post_hook ProcessGroup.unregister_pre_hook Work.timeout
 """
 """Names that torch 2.14 has, and 2.13 has not."""
 
+WINDOWS = """\
+There are no windows (`put`, `signal`, `wait_signal`, `map_remote_tensor`), neither here nor in torch's backend
+`rankmesh`, whose `supports_window` is False. In torch 2.14 they are no public interface: the functions that make them
+begin with an underscore, `torch._C._distributed_c10d.Window` has no constructor for backends written in Python, and of
+torch's own backends only one for NVIDIA's GPUs has them.
+"""
+"""Paragraph on one-sided messages."""
+
 BESIDE = {
     "torch.multiprocessing.spawn": ("multiprocessing.spawn", ""),
     "torch.utils.data.distributed.DistributedSampler": ("utils.data.distributed.DistributedSampler", ""),
@@ -75,7 +83,7 @@ DIFFERS = {
     "get_group_rank": "as get_process_group_ranks",
     "get_process_group_ranks": "of a group without this rank: ValueError, where torch answers for the last such group",
     "get_default_backend_for_device": "returns `mesh` for the CPU",
-    "init_process_group": "without `enable_reconfigure`: shrink_group and grow_group change the ranks",
+    "init_process_group": "without `enable_reconfigure`, which torch's backend has: shrink_group, grow_group",
     "is_gloo_available": "`gloo` means the mesh",
     "monitored_barrier": "every rank that called it names the missing ones, not rank 0 alone; works on every backend",
     "new_group": "only members need to call",
@@ -123,11 +131,12 @@ _REASONS = {
     "get_default_store()": "ProcessGroup.get_group_store",
     "there is no object but the group; torch's backend `rankmesh` returns its process group": """get_backend_impl
         ProcessGroup.get_backend""",
-    "shrink_group() and grow_group() change a group's ranks": """ProcessGroup.get_reconfigure_handle
+    "torch's backend `rankmesh` has it; here shrink_group() and grow_group()": """ProcessGroup.get_reconfigure_handle
         ProcessGroup.reconfigure ProcessGroup.supports_reconfigure""",
-    "one-sided messages: not yet; gloo has none either": "ProcessGroup.new_window ProcessGroup.supports_window",
-    "hooks: not yet; torch's backend `rankmesh` refuses them": """ProcessGroup.register_abort_hook
-        ProcessGroup.register_post_hook ProcessGroup.register_pre_hook ProcessGroup.unregister_abort_hook
+    "one-sided messages: see below": "ProcessGroup.new_window ProcessGroup.supports_window",
+    "torch's backend `rankmesh` has it; here on_failure()": """ProcessGroup.register_abort_hook
+        ProcessGroup.unregister_abort_hook""",
+    "torch's backend `rankmesh` has it": """ProcessGroup.register_post_hook ProcessGroup.register_pre_hook
         ProcessGroup.unregister_post_hook ProcessGroup.unregister_pre_hook""",
     "the error of a call that takes too long has its limit": "Work.timeout",
     "new_group() of ranks of one job; for another job, init_process_group()": "ProcessGroup.merge_remote_group",
@@ -304,6 +313,7 @@ def page() -> str:
                 ((f"`{name}`", DIFFERS.get(name) or NOT_HERE.get(name) or "done") for name in NEW.split()),
             ),
             "",
+            WINDOWS,
             "## Exceptions that differ",
             "",
             "In a world of one, with `x = torch.ones(4)`. [errors.md](errors.md) has those of a job that fails.",

@@ -46,6 +46,7 @@ class GroupState(ABC, object if core is None else core.State):  # type: ignore[m
         started_at: when it began, by the monotonic clock; None when it has ended.
         deadline: its deadline.
         details: see Options.
+        on_failure: called with the lock held when the group fails.
         global_ranks: global ranks of the members, by group rank: ``ranks``, unless the world has shrunk since. Errors
             name these.
     """
@@ -66,6 +67,7 @@ class GroupState(ABC, object if core is None else core.State):  # type: ignore[m
         self.started_at: float | None = None
         self.deadline = Deadline(0)
         self.details: Details = None
+        self.on_failure: Callable[[], object] = lambda: None
         self.name = name
         self.ranks = self.global_ranks = ranks
         self.recorder = recorder
@@ -115,6 +117,7 @@ class GroupState(ABC, object if core is None else core.State):  # type: ignore[m
             if self.failure is None:
                 self.failure, self.failed_at = error, time.monotonic()
                 self.recorder.on_failure(error, None)
+                self.on_failure()
 
     def mark_destroyed(self) -> None:
         """Record that this rank has left the group, unless the group has failed. That is no failure."""

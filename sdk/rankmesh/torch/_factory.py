@@ -19,7 +19,9 @@ from rankmesh._session.backend import Engines
 from rankmesh._session.session import Session, communicator_of
 from rankmesh.torch._errors import translating
 from rankmesh.torch._group import ProcessGroup
+from rankmesh.torch._hooks import take_over_nan_check
 from rankmesh.torch._patches import keep_reducer_works
+from rankmesh.torch._reconfigure import ReconfigurableGroup
 from rankmesh_agent.config import launched
 from rankmesh_agent.config.addresses import resolves_to_loopback
 from rankmesh_agent.config.settings import Settings
@@ -48,13 +50,14 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
 
     Raises:
         DistNetworkError: the ranks did not find each other; the subclass and the message name the cause.
-        ValueError: ``pg_options`` or ``enable_reconfigure`` were given; or settings are invalid.
+        ValueError: ``pg_options`` were given; or settings are invalid.
     """
     if backend_options is not None:
         raise ValueError(f"backend 'rankmesh' takes no pg_options, got {backend_options!r}")
-    if getattr(options, "enable_reconfigure", False):  # of torch 2.14
-        raise ValueError("backend 'rankmesh' has no reconfigure: rankmesh.shrink_group and grow_group change its ranks")
     keep_reducer_works()
+    take_over_nan_check()
+    if getattr(options, "enable_reconfigure", False):  # of torch 2.14
+        return ReconfigurableGroup(options, _join)
     return translating(_create, options, list(options.global_ranks_in_group), seconds_of(options.timeout, 0.0))
 
 
@@ -107,13 +110,15 @@ def _create(options: Any, ranks: list[int], seconds: float) -> ProcessGroup:
 
 def _own_session(world: Session, store: Any, name: str) -> ProcessGroup:
     """Return a process group of all ranks of a session, which it ends."""
-    return ProcessGroup(world, world.group, store, name, lambda: session.leave(world))
+    group = ProcessGroup(world.group.rank(), world.group.size(), store, name)
+    return group.use(world, world.group, lambda: session.leave(world))
 
 
 def _subgroup(world: Session, ranks: Any, options: Any, seconds: float) -> ProcessGroup:
     """Return a process group of some of a session's ranks."""
     mesh = world.new_group(ranks, seconds, Engines(), None, "")
-    return ProcessGroup(world, mesh, options.store, str(options.group_id), lambda: world.drop_group(mesh))
+    group = ProcessGroup(mesh.rank(), mesh.size(), options.store, str(options.group_id))
+    return group.use(world, mesh, lambda: world.drop_group(mesh))
 
 
 def _join_for(options: Any, seconds: float) -> Session:

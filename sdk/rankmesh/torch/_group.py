@@ -14,43 +14,44 @@ from torch._C._distributed_c10d import Backend as C10dBackend
 from rankmesh._session.process_group import ProcessGroup as MeshGroup
 from rankmesh._session.process_group import describe
 from rankmesh._session.session import Session, communicator_of
-from rankmesh.torch._collectives import Collectives
 from rankmesh.torch._device_backend import backend_names, new_device_backend
+from rankmesh.torch._hooks import HookedCollectives, Hooks
 
 BackendOptions = C10dBackend.Options
 
 
-class ProcessGroup(Collectives, c10d.ProcessGroup):
+class ProcessGroup(HookedCollectives, c10d.ProcessGroup):
     """One rank's side of a torch process group over the mesh. torch creates it: ``backend="rankmesh"``.
 
     Args:
-        session: of this process in the job.
-        mesh: the SDK's group that runs the calls.
-        store: torch's store of the group, None if it has none.
+        rank: of this process.
+        size: number of ranks.
+        store: torch's store of the group.
         name: the group's name in torch.
-        leave: ends ``mesh`` at this rank.
 
     Attributes:
-        session: see above.
-        mesh: see above; ``rankmesh``'s functions take it as ``group``.
+        session: of this process in the job.
+        mesh: the SDK's group that runs the calls; ``rankmesh``'s functions take it as ``group``.
         comm: the communicator of ``mesh``.
         backend_name: name of the backend in torch.
     """
 
     backend_name = "rankmesh"
 
-    def __init__(
-        self, session: Session, mesh: MeshGroup, store: c10d.Store | None, name: str, leave: Callable[[], None]
-    ) -> None:
-        super().__init__(mesh.rank(), mesh.size())
-        self.session = session
-        self.mesh = mesh
-        self.comm = communicator_of(mesh)
+    def __init__(self, rank: int, size: int, store: c10d.Store, name: str) -> None:
+        super().__init__(rank, size)
         self._store = store
         self._name = name
         self._description = "undefined"
-        self._leave: Callable[[], None] | None = leave
+        self._leave: Callable[[], None] | None = None
         self._device_backends: dict[str, Any] = {}
+        self.hooks = Hooks()
+
+    def use(self, session: Session, mesh: MeshGroup, leave: Callable[[], None]) -> ProcessGroup:
+        """Have a group of the SDK run the calls; ``leave`` ends it at this rank."""
+        self.session, self.mesh, self.comm, self._leave = session, mesh, communicator_of(mesh), leave
+        self.comm.state.on_failure = self.hooks.on_failure
+        return self
 
     # Identity
 
@@ -142,10 +143,9 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         return self._device_backends[device.type]
 
     def _unsupported(self, *_: Any, **__: Any) -> Any:
-        """Raise an error: torch's C++ would register hooks and never call them, as it makes none of the calls."""
-        raise RuntimeError("backend 'rankmesh' has no hooks, windows and reconfigure of torch's")
+        """Raise an error."""
+        raise RuntimeError("backend 'rankmesh' has no windows, and no reconfigure without enable_reconfigure=True")
 
-    register_pre_hook = register_post_hook = register_abort_hook = _unsupported
     get_reconfigure_handle = reconfigure = new_window = _unsupported
 
     # Lifetime
