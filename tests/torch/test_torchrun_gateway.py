@@ -211,25 +211,26 @@ def test_a_gateway_that_is_started_again(nodes: Nodes) -> None:
 
 
 def refused(nodes: Nodes, kind: type[Exception], match: str, number: int = 1, **options: Any) -> None:
-    node = nodes.node(number, number, join_timeout="1", **options)
+    limit = "5" if kind is elastic.RendezvousTimeoutError else "60"
+    node = nodes.node(number, number, join_timeout=limit, **options)
     with pytest.raises(kind, match=match):
         node.next_rendezvous()
 
 
 def test_no_gateway(nodes: Nodes) -> None:
     port = free_port()
-    why = f"waited 1 s for the gateway of job 'job' at http://127.0.0.1:{port}: .*Connection refused"
+    why = f"waited 5 s for the gateway of job 'job' at http://127.0.0.1:{port}: .*Connection refused"
     refused(nodes, elastic.RendezvousTimeoutError, why, endpoint=f"127.0.0.1:{port}")
 
 
 def test_not_a_gateway(nodes: Nodes) -> None:
     with plain_http_server() as port:
-        why = "waited 1 s for the gateway of job 'job' at .* is not a RankMesh gateway"
+        why = "waited 5 s for the gateway of job 'job' at .* is not a RankMesh gateway"
         refused(nodes, elastic.RendezvousTimeoutError, why, endpoint=f"127.0.0.1:{port}")
 
 
 def test_missing_nodes(nodes: Nodes) -> None:
-    why = "waited 1 s for the nodes of job 'job' at .*: 1 of 2 node.* are there"
+    why = "waited 5 s for the nodes of job 'job' at .*: 1 of 2 node.* are there"
     refused(nodes, elastic.RendezvousTimeoutError, why, 2)
 
 
