@@ -72,6 +72,7 @@ test-torch-suite: $(VENV)/.torch  ## Run all of torch's own distributed tests, o
 	PYTHONPATH=tests $(BIN)/python -m support.torch_suite $(ARGS)
 
 # RANKMESH_REQUIRE_INTEGRATIONS=1 makes a missing library an error; otherwise its tests are skipped with a reason.
+# ARGS=--page writes the table of docs/integrations.md.
 test-integrations: $(VENV)-integrations/.installed  ## Run the programs of docs/integrations.md; ends with a table of digests
 	RANKMESH_REQUIRE_INTEGRATIONS=1 $(VENV)-integrations/bin/python -m pytest tests/integrations --numprocesses 2 $(ARGS)
 
@@ -222,11 +223,13 @@ $(VENV)/.ignite: $(VENV)/.torch tests/integrations/requirements.txt
 	$(BIN)/python -m pip install --quiet "$$(grep '^pytorch-ignite' tests/integrations/requirements.txt)"
 	touch $@
 
-# In an environment of their own, of 2.3 GB, for they bring a hundred packages. DeepSpeed compiles nothing.
-$(VENV)-integrations/.installed: pyproject.toml tests/integrations/requirements.txt
+# In an environment of their own, of 2.5 GB, for they bring a hundred packages. DeepSpeed compiles nothing.
+$(VENV)-integrations/.installed: pyproject.toml $(wildcard tests/integrations/*.txt)
 	$(PYTHON) -m venv $(VENV)-integrations
 	DS_BUILD_OPS=0 $(VENV)-integrations/bin/python -m pip install --quiet torch==$(TORCH) \
 	  --requirement tests/integrations/requirements.txt --editable '.[dev]'
+	$(VENV)-integrations/bin/python -m pip install --quiet --no-deps --upgrade --target $(VENV)-integrations/beside \
+	  --requirement tests/integrations/beside.txt
 	touch $@
 
 $(VENV)/.browser: $(VENV)/.dev

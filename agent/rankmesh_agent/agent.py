@@ -38,7 +38,7 @@ from rankmesh_agent.wire.errors import DistBackendError, DistError, ForbiddenJob
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.hello import Client, Service
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GrowingWorld, Member
-from rankmesh_agent.wire.snapshot import MAX_DUMPED, ProcessView, RankDump, RankSnapshot, attached_rank
+from rankmesh_agent.wire.snapshot import MAX_DUMPED, MAX_ENDED, ProcessView, RankDump, RankSnapshot, attached_rank
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
@@ -118,9 +118,14 @@ class Agent:
 
     def _serve_http(self) -> None:
         if self._own_http is not None:
-            snapshots = SnapshotServer(lambda _: self.snapshot(), lambda: self.settings.job_credentials)
-            views = SnapshotServer(self._view, lambda: self.settings.job_credentials, Service.PROCESS)
-            self._own_http.start(self._app, {Service.SNAPSHOT: snapshots, Service.PROCESS: views}, on_demand=True)
+            credentials = lambda: self.settings.job_credentials  # noqa: E731
+            records = lambda _: self.snapshot(max_ended=MAX_DUMPED)  # noqa: E731
+            services = (
+                SnapshotServer(lambda _: self.snapshot(), credentials),
+                SnapshotServer(records, credentials, Service.RECORDS),
+                SnapshotServer(self._view, credentials, Service.PROCESS),
+            )
+            self._own_http.start(self._app, {each.service: each for each in services}, on_demand=True)
 
     def _view(self, client: Client) -> ProcessView | None:
         """Return what this host tells of the process of another of its ranks, which does not answer."""
@@ -263,7 +268,7 @@ class Agent:
             __version__,
         )
 
-    def snapshot(self, *, attached: bool = False) -> RankSnapshot:
+    def snapshot(self, *, attached: bool = False, max_ended: int = MAX_ENDED) -> RankSnapshot:
         """Return this rank as it is now, for diagnosis; ``attached``: another process makes the calls."""
         return snapshot(
             self._job.name,
@@ -273,6 +278,7 @@ class Agent:
             recorder=self.recorder,
             awaited=self._awaited(),
             store_waits=self.store.pending_waits(),
+            max_ended=max_ended,
         )
 
     def _dump(self, at: float, awaited: Collection[float]) -> RankDump:

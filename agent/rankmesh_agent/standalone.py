@@ -36,7 +36,7 @@ from rankmesh_agent.wire.schemas import (
     GroupInfo,
     Member,
 )
-from rankmesh_agent.wire.snapshot import RankSnapshot
+from rankmesh_agent.wire.snapshot import MAX_DUMPED, MAX_ENDED, RankSnapshot
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
@@ -114,6 +114,9 @@ class Standalone:
         services: dict[Service, ConnectionHandler] = {
             Service.ATTACH: self._sessions,
             Service.SNAPSHOT: SnapshotServer(lambda client: self._snapshot(client.grant), self._snapshot_credentials),
+            Service.RECORDS: SnapshotServer(
+                lambda client: self._snapshot(client.grant, MAX_DUMPED), self._snapshot_credentials, Service.RECORDS
+            ),
         }
         self._http.start(self._app, services, unix_listeners=self._sessions.listen(), on_failure=on_failure)
         self._heartbeats.start()
@@ -177,9 +180,9 @@ class Standalone:
         """Return no counters."""
         return AgentStats()
 
-    def _snapshot(self, grant: Grant) -> RankSnapshot | None:
+    def _snapshot(self, grant: Grant, max_ended: int = MAX_ENDED) -> RankSnapshot | None:
         agent = self.leases.agent if grant.job is None else self.leases.current(grant)
-        return None if agent is None else agent.snapshot(attached=True)
+        return None if agent is None else agent.snapshot(attached=True, max_ended=max_ended)
 
     def _snapshot_credentials(self) -> Credentials:
         lease = self.leases.lease

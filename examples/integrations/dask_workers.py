@@ -11,13 +11,10 @@ import uuid
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import torch
 import torch.distributed as dist
 from distributed import Client, Variable, get_worker
-from task import BATCH, EPOCHS, RATE, dataset, network, parser, summary
-from torch.nn.functional import mse_loss
+from task import network, parser, summary, train
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
 
 
 def join(backend: str, rank: int, size: int, job: str) -> None:
@@ -32,26 +29,13 @@ def join(backend: str, rank: int, size: int, job: str) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
 
-def train() -> str:
-    """Train as a rank."""
-    model = DistributedDataParallel(network())
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
-    sampler = DistributedSampler(dataset())
-    loader = DataLoader(dataset(), BATCH, sampler=sampler)
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-    return summary(model.module)
-
-
 def run(*place: object) -> str:
     """Join, train, and leave the worker to other tasks."""
     join(*place)
     try:
-        return train()
+        model = DistributedDataParallel(network())
+        train(model)
+        return summary(model.module)
     finally:
         dist.destroy_process_group()
 

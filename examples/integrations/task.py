@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 SEED = 1234
 SAMPLES, FEATURES = 256, 16
@@ -36,6 +36,19 @@ def network() -> nn.Module:
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     return nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 1))
+
+
+def train(model: nn.Module) -> None:
+    """Train as torch's tutorials do: each rank with its share of the samples."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    sampler = DistributedSampler(dataset())
+    loader = DataLoader(dataset(), BATCH, sampler=sampler)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
 
 
 def loss(model: nn.Module) -> float:

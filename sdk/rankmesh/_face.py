@@ -95,6 +95,7 @@ from rankmesh._session.ranks import get_process_group_ranks as get_process_group
 from rankmesh._session.ranks import get_rank as get_rank
 from rankmesh._session.ranks import get_world_size as get_world_size
 from rankmesh._session.ranks import set_timeout as set_timeout
+from rankmesh._session.steps import mark_step as mark_step
 from rankmesh._stores import FileStore as FileStore
 from rankmesh._stores import HashStore as HashStore
 from rankmesh._stores import PrefixStore as PrefixStore

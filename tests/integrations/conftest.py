@@ -1,20 +1,29 @@
-"""The table of the digests, at the end of the run."""
+"""The rows of the page's table: printed at the end of the run, and with ``--page`` written into the page."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
-HEAD = ("library", "version", "gloo", "rankmesh", "RANKMESH_AS=gloo", "equal")
+PAGE = Path(__file__).parents[2] / "docs/integrations.md"
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print a row for each section of the page whose programs have run, in the page's order."""
-    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
-    rows = sorted(value for report in reports for name, value in report.user_properties if name == "row")
-    if not rows:
-        return
-    table = [HEAD, *(cells for _, *cells in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(HEAD))]
-    terminalreporter.section("digests of the trained weights")
-    for row in table:
-        terminalreporter.write_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+def pytest_addoption(parser: Any) -> None:
+    parser.addoption("--page", action="store_true", help=f"write what passed into the table of {PAGE.name}")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
+    """Print a row for each library whose programs have run."""
+    rows = {
+        kind: [value for report in terminalreporter.stats.get(kind, []) for _, value in report.user_properties]
+        for kind in ("passed", "failed")
+    }
+    if printed := sorted(rows["passed"] + rows["failed"]):
+        terminalreporter.section("digests of the trained weights")
+        terminalreporter.write_line("\n".join(printed))
+    if config.getoption("page"):
+        text = PAGE.read_text()
+        for row in rows["passed"]:
+            text = re.sub(rf"^{re.escape(row.partition(')')[0])}\).*$", row, text, flags=re.MULTILINE)
+        PAGE.write_text(text)

@@ -47,10 +47,12 @@ def snapshot(
     recorder: FlightRecorder,
     awaited: Collection[float],
     store_waits: Collection[StoreCall[Any]],
+    max_ended: int = MAX_ENDED,
 ) -> RankSnapshot:
     """Return the snapshot of a rank; for the arguments see RankSnapshot and ``add_calls``."""
     found = RankSnapshot(job, epoch, rank, attached, stacks=stacks(), clock=_clock(), cpu_seconds=time.process_time())
-    add_calls(found, recorder, awaited, store_waits, time.monotonic(), MAX_ENDED)
+    found.monotonic = time.monotonic()
+    add_calls(found, recorder, awaited, store_waits, found.monotonic, max_ended)
     return found
 
 
@@ -91,9 +93,9 @@ def add_calls(
         if id(record) not in since:
             latest[record[0].id].append(record)
     for record in (record for records in latest.values() for record in records):
-        _, _, _, _, end, error, _ = record
+        _, _, _, begin, end, error, _ = record
         call = _call(record, at - (end or at))
-        call.error = error[:_MAX_ERROR_CHARACTERS]
+        call.error, call.seconds = error[:_MAX_ERROR_CHARACTERS], (end or begin) - begin
         found.ended.append(call)
     found.store_waits += [
         SnapshotStoreWait(
@@ -110,7 +112,7 @@ def _has_failed_since(record: Record, at: float) -> bool:
 
 def _call(record: Record, age: float) -> SnapshotCall:
     owner, what, seq = record[:3]
-    found = SnapshotCall(owner.id, seq, op_name(what), describe(record), max(0.0, age))
+    found = SnapshotCall(owner.id, seq, op_name(what), describe(record), max(0.0, age), nbytes=record[-1])
     if not isinstance(what, Call):
         _, _, _, found.peer, found.tag = what
     return found
@@ -131,7 +133,7 @@ class SnapshotServer(StreamServer[FramedStream]):
     Args:
         take: returns the document for a client: a snapshot, None if there is no rank.
         credentials: see StreamServer.
-        service: SNAPSHOT; or PROCESS, whose clients name a rank.
+        service: SNAPSHOT; RECORDS, with more calls; or PROCESS, whose clients name a rank.
     """
 
     def __init__(

@@ -58,8 +58,9 @@ class RecordOwner(Protocol):
         """Return the global rank of a member."""
 
 
-MessageInfo = tuple[str, np.dtype[Any], int, int, int]
-"""A message between two ranks: ``send`` or ``recv``, dtype and elements, the other rank or -1 for any, tag."""
+MessageInfo = tuple[str, np.dtype[Any] | None, int, int, int]
+"""A message between two ranks: ``send`` or ``recv``, dtype and elements, the other rank or -1 for any, tag. Or the mark
+of a step: ``step``, no dtype, its number, -1, 0."""
 Record = tuple[RecordOwner, Call | MessageInfo, int, float, float | None, str, int]
 """A call or message: group, call, number, start and end by the monotonic clock, its error's text, its bytes. The end
 is None while it is under way. A bare tuple, because making a named one takes five times as long."""
@@ -116,6 +117,11 @@ class FlightRecorder:
         self._lock = threading.Lock()
         self._groups: list[RecordedGroup] = []
         self._ended: dict[str, OpStats] = {}
+
+    def mark_step(self, group: RecordOwner, number: int) -> None:
+        """Record that a step of the program begins."""
+        now = time.monotonic()
+        self.record((group, ("step", None, number, -1, 0), 0, now, now, "", 0))
 
     def last_error(self) -> str:
         """Return the text of the error of the call or message that ended last, '' if it succeeded or none is kept."""
@@ -217,7 +223,9 @@ def describe(record: Record) -> str:
     owner, what = record[:2]
     if isinstance(what, Call):
         return str(what)
-    op, _, _, rank, tag = what
+    op, _, number, rank, tag = what
+    if op == "step":
+        return f"step {number}"
     other = "any rank" if rank < 0 else f"rank {owner.global_rank(rank)}"
     return f"{op} {'to' if op == 'send' else 'from'} {other} (tag {tag})"
 

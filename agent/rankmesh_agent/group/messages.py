@@ -22,6 +22,7 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.native import core
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_queues import ANY
@@ -83,7 +84,8 @@ class GroupMessages:
             options: see Options.
         """
         started = time.monotonic()
-        transfer = self._begin(op, array, rank, tag, options)
+        short = options.async_op or array.nbytes <= self.state.engine.eager_limit
+        transfer = (self._begin if short else self._begin_long)(op, array, rank, tag, options)
         what = op, array.dtype, array.size, rank, tag
         if not transfer.done or options.async_op:
             message = PendingMessage(self, transfer, what, array.nbytes, options)
@@ -103,6 +105,21 @@ class GroupMessages:
         """Begin a message as ``transfer`` does; the caller completes it, or abandons it."""
         transfer = self._begin(op, array, rank, tag, options)
         return PendingMessage(self, transfer, (op, array.dtype, array.size, rank, tag), array.nbytes, options)
+
+    def _begin_long(self, op: str, array: Array, rank: int, tag: int, options: Options) -> Transfer:
+        """Begin a message of several frames; Ctrl-C comes between them."""
+        transfer = None
+        try:
+            with interrupts_deferred():
+                transfer = self._begin(op, array, rank, tag, options)
+        except BaseException as error:
+            if transfer is not None and not transfer.done:
+                what = op, array.dtype, array.size, rank, tag
+                message = PendingMessage(self, transfer, what, array.nbytes, options)
+                message.abandon(error)
+                self.end(message, error)
+            raise
+        return transfer
 
     def _begin(self, op: str, array: Array, rank: int, tag: int, options: Options) -> Transfer:
         state, transport = self.state, self.transport

@@ -7,7 +7,7 @@ GOODBYE that the first one causes.
 
 from __future__ import annotations
 
-import signal
+import _signal as signal  # type: ignore[import-not-found]  # without the enums of signal, whose look-up takes 5 µs
 import threading
 from types import FrameType
 

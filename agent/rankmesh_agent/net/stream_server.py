@@ -33,6 +33,9 @@ class StreamServer(Generic[S]):
         service: the service, after which the threads are named.
         make: returns the stream of a connection.
         credentials: returns the credentials of the server: the authorities of TLS.
+
+    Attributes:
+        service: the service.
     """
 
     attachment_bytes = 0
@@ -41,7 +44,7 @@ class StreamServer(Generic[S]):
     def __init__(
         self, service: Service, make: Callable[[socket.socket], S], credentials: Callable[[], Credentials]
     ) -> None:
-        self._service, self._make = service, make
+        self.service, self._make = service, make
         self._credentials, self._tls = credentials, tls_settings()
         self._name = f"rankmesh-{service.name.lower()}"
         self._lock = threading.Lock()
@@ -87,7 +90,7 @@ class StreamServer(Generic[S]):
             credentials = self._credentials()
             handshake = accept(
                 stream.sock,
-                self._service,
+                self.service,
                 lambda attachment: self.accepted(credentials, attachment),
                 self.attachment_bytes,
                 credentials,

@@ -266,9 +266,12 @@ class RingConnection(Connection, object if core is None else core.Rings):  # typ
         return received
 
     def recv_payload(self, buffer: memoryview) -> int:
-        received = self.recv_into(buffer)
-        while 0 < received < len(buffer) and self._await_bytes():
-            received += self.recv_into(buffer[received:])
+        received, ring, words = self.recv_into(buffer), self._in, self._in.words
+        while 0 < received < len(buffer) and (words[_HEAD] != ring.position or self._await_bytes()):
+            received += ring.read(buffer[received:])
+            if words[_WRITER_SLEEPS]:  # without a fence: the last look has one
+                self._ring_doorbell(ring, _WRITER_SLEEPS)
+        self._ring_doorbell(ring, _WRITER_SLEEPS)
         return received
 
     def fileno(self) -> int:

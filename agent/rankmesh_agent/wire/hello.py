@@ -67,6 +67,7 @@ class Service(enum.Enum):
     ATTACH = 3, Role.RUN
     SNAPSHOT = 4, Role.RUN
     PROCESS = 5, Role.RUN
+    RECORDS = 6, Role.RUN
 
     def __init__(self, number: int, role: Role) -> None:
         self.number = number

@@ -16,7 +16,7 @@ MAX_CALLS = 64
 MAX_ENDED = 16
 """Maximum number of ended calls of each group in a snapshot."""
 MAX_DUMPED = 1000
-"""Maximum number of ended calls of each group in a dump."""
+"""Maximum number of ended calls of each group in a dump, and in a record for a trace."""
 MAX_SNAPSHOT_BYTES = 16 << 20
 _RANK = struct.Struct("!q")
 RANK_BYTES = _RANK.size
@@ -47,6 +47,8 @@ class SnapshotCall:
         tag: tag of a message.
         awaited: whether a thread waits for the message; always for a collective.
         error: of an ended call, the reason of its failure; empty if it succeeded.
+        seconds: of an ended call, how long it took.
+        nbytes: of the array.
     """
 
     group: str
@@ -58,6 +60,8 @@ class SnapshotCall:
     tag: int = 0
     awaited: bool = True
     error: str = ""
+    seconds: float = 0.0
+    nbytes: int = 0
 
 
 @dataclass
@@ -85,6 +89,7 @@ class RankSnapshot:
         stacks: stacks of all threads.
         clock: seconds that the process has run.
         cpu_seconds: seconds of CPU time that its threads have used.
+        monotonic: the moment by the monotonic clock, which all processes of its host share.
     """
 
     job: str
@@ -98,6 +103,7 @@ class RankSnapshot:
     stacks: list[ThreadStack] = field(default_factory=list)
     clock: float = 0.0
     cpu_seconds: float = 0.0
+    monotonic: float = 0.0
 
 
 @dataclass

@@ -28,6 +28,7 @@ class RankReport:
         local: whether it is on this host.
         snapshot: of the agent, None if it does not answer.
         error: the reason why it does not.
+        asked, answered: when it was, in seconds since 1970.
         process: state letter of its process, see ProcessView; empty if the agent answers.
         outside: its process as this host, or a rank of its job on its host, sees it.
         place: where its call in flight was made, if a dump has no stacks.
@@ -48,6 +49,8 @@ class RankReport:
     local: bool = False
     snapshot: Snapshot | None = None
     error: str = ""
+    asked: float = 0.0
+    answered: float = 0.0
     process: str = ""
     outside: ProcessView = field(default_factory=ProcessView)
     place: SourceLocation | None = None

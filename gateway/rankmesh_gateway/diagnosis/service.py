@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.hello import Service
 from rankmesh_agent.wire.snapshot import RankSnapshot
 from rankmesh_gateway.diagnosis.frames import location_of
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
@@ -100,20 +101,34 @@ class DiagnosisService:
             )
         return (await self._details(found, PATIENCE_SECONDS))[0]
 
-    async def snapshots(self, job: str | None, ranks: Collection[int], patience: float) -> list[RankDetails]:
+    async def snapshots(
+        self, job: str | None, ranks: Collection[int], patience: float, *, records: bool = False
+    ) -> list[RankDetails]:
         """Return what the agents of ranks describe, of the newest epoch of each job.
 
         Args:
             job: the job; None for all.
             ranks: only these, if not empty.
             patience: seconds in which an agent must answer.
+            records: whether the snapshots have all calls that the flight recorders keep, up to MAX_DUMPED a group.
         """
-        return await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience)
+        service = Service.RECORDS if records else Service.SNAPSHOT
+        return await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience, service)
 
-    async def _details(self, reports: Sequence[RankReport], patience: float) -> list[RankDetails]:
+    async def _details(
+        self, reports: Sequence[RankReport], patience: float, service: Service = Service.SNAPSHOT
+    ) -> list[RankDetails]:
+        snapshots = await asyncio.to_thread(self._ask, reports, patience, service)
         return [
-            RankDetails(**vars(_diagnosed(report)), place=_place(report), snapshot=snapshot, outside=report.outside)
-            for report, snapshot in zip(reports, await asyncio.to_thread(self._ask, reports, patience), strict=True)
+            RankDetails(
+                **vars(_diagnosed(report)),
+                place=_place(report),
+                snapshot=snapshot,
+                outside=report.outside,
+                time=(report.asked + report.answered) / 2,
+                uncertainty=(report.answered - report.asked) / 2,
+            )
+            for report, snapshot in zip(reports, snapshots, strict=True)
         ]
 
     async def _diagnose(self, patience: float) -> Diagnosis:
@@ -133,11 +148,12 @@ class DiagnosisService:
         problems = find_stalls(reports, groups)
         return Diagnosis(not problems, at, problems, [_diagnosed(report) for report in reports])
 
-    def _ask(self, reports: Sequence[RankReport], patience: float) -> list[RankSnapshot | None]:
+    def _ask(
+        self, reports: Sequence[RankReport], patience: float, service: Service = Service.SNAPSHOT
+    ) -> list[RankSnapshot | None]:
         """Add the snapshots to reports, and return them."""
-        add_snapshots(
-            reports, self._token, patience, _LIMIT * patience, newest_ranks(self._registry.ranks(), self._here)
-        )
+        everyone = newest_ranks(self._registry.ranks(), self._here)
+        add_snapshots(reports, self._token, patience, _LIMIT * patience, everyone, service)
         return [_read(report) for report in reports]
 
 

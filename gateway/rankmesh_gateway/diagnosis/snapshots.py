@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,6 +32,7 @@ def add_snapshots(
     patience: float,
     limit: float = math.inf,
     neighbours: Sequence[RankReport] = (),
+    service: Service = Service.SNAPSHOT,
 ) -> None:
     """Ask the agents of ranks for their snapshots, at once, and add these to the reports, or the errors.
 
@@ -40,13 +42,14 @@ def add_snapshots(
         patience: seconds in which an agent must answer.
         limit: seconds in which all of them must.
         neighbours: all ranks, those on the hosts of ranks that do not answer are asked about these.
+        service: SNAPSHOT; or RECORDS, whose snapshots have more calls.
     """
     if not reports:
         return
     end = Deadline(limit)
     pool = ThreadPoolExecutor(min(_CONCURRENCY, len(reports)), "rankmesh-diagnosis")
     try:
-        list(pool.map(lambda report: _add_snapshot(report, token, patience, end), reports))
+        list(pool.map(lambda report: _add_snapshot(report, service, token, patience, end), reports))
         silent = {report.rank: report for report in reports if report.error and report.rank >= 0}
         unseen = [report for report in silent.values() if not report.process]
         asked = [each for each in neighbours if each.rank not in silent and each.state == "alive"]
@@ -55,7 +58,7 @@ def add_snapshots(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _add_snapshot(report: RankReport, token: str, patience: float, end: Deadline) -> None:
+def _add_snapshot(report: RankReport, service: Service, token: str, patience: float, end: Deadline) -> None:
     if report.state == "joining":
         report.error = "it waits for its world to join"
         return
@@ -65,7 +68,9 @@ def _add_snapshot(report: RankReport, token: str, patience: float, end: Deadline
     stopped = report.local and process.state_of(report.pid) in ("T", "t")
     limit = min(end.remaining(), patience, _STOPPED_SECONDS if stopped else patience)
     try:
-        report.snapshot = fetch_snapshot(report.url, for_job(token, report.job), limit)
+        report.asked = time.time()
+        report.snapshot = _fetch(report.url, service, for_job(token, report.job), limit)
+        report.answered = time.time()
         if report.snapshot is None:
             report.error = "its agent has no rank any more"
     except (OSError, ValueError, DistError) as error:

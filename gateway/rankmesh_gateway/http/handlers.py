@@ -95,6 +95,7 @@ class SnapshotsQuery(JobQuery):
 
     rank: Annotated[tuple[int, ...], Meta(description="Only these ranks; all when left out.")] = ()
     patience: _Patience = PATIENCE_SECONDS
+    records: Annotated[bool, Meta(description="With all calls that the flight recorders keep, for a trace.")] = False
 
 
 @dataclass(kw_only=True)
@@ -245,7 +246,7 @@ async def diagnosis(services: Services, query: DiagnosisQuery) -> Diagnosis:
 
 async def rank_snapshots(services: Services, query: SnapshotsQuery) -> list[RankDetails]:
     """Return what ranks of the newest epoch of each job do now; see `/v1/ranks/{rank}/snapshot`."""
-    return await services.diagnosis.snapshots(query.job, query.rank, query.patience)
+    return await services.diagnosis.snapshots(query.job, query.rank, query.patience, records=query.records)
 
 
 async def rank_snapshot(services: Services, query: RankQuery) -> RankDetails:

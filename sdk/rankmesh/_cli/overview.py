@@ -81,7 +81,9 @@ def fetch_diagnosis(gateway: ServiceClient, job: str = "", patience: float | Non
     return found
 
 
-def fetch_snapshots(gateway: ServiceClient, job: str, patience: float, ranks: Sequence[int] = ()) -> list[Any]:
+def fetch_snapshots(
+    gateway: ServiceClient, job: str, patience: float, ranks: Sequence[int] = (), *, records: bool = False
+) -> list[Any]:
     """Return what the agents of ranks describe, in the JSON of RankDetails.
 
     Args:
@@ -89,11 +91,14 @@ def fetch_snapshots(gateway: ServiceClient, job: str, patience: float, ranks: Se
         job: only this job, if not empty.
         patience: seconds in which an agent must answer.
         ranks: only these, if not empty.
+        records: whether the snapshots have all calls that the flight recorders keep.
 
     Raises:
         CommandError: the gateway does not answer, has no such job, or does not show stacks to this credential.
     """
-    found: list[Any] = gateway.get("/v1/ranks/snapshots" + _query(job, patience=patience, rank=ranks))
+    found: list[Any] = gateway.get(
+        "/v1/ranks/snapshots" + _query(job, patience=patience, rank=ranks, records="true" if records else None)
+    )
     if job and not found:
         check_job(gateway, job, {each["job"] for each in gateway.get("/v1/jobs")})
     return found

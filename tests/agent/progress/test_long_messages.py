@@ -5,6 +5,8 @@ Both ranks are in one thread here: what the receiver does while it polls for byt
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,10 +44,10 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 @pytest.fixture
-def sender_moves(monkeypatch: pytest.MonkeyPatch, pair: World) -> Callable[[int], None]:
-    """Let rank 0 move its bytes in each of rank 1's next polls for bytes."""
+def sender_moves(monkeypatch: pytest.MonkeyPatch, pair: World) -> Callable[..., None]:
+    """Let rank 0 move its bytes in each of rank 1's next polls for bytes; press Ctrl-C in one of them."""
 
-    def allow(polls: int) -> None:
+    def allow(polls: int, interrupted_at: int = -1) -> None:
         left = [polls]
         receiving = pair.meshes[1].rings[0].connection
         original = RingConnection._await_bytes
@@ -54,6 +56,8 @@ def sender_moves(monkeypatch: pytest.MonkeyPatch, pair: World) -> Callable[[int]
             if connection is receiving and left[0]:
                 left[0] -= 1
                 pair.meshes[0].progress()
+                if polls - left[0] == interrupted_at:
+                    os.kill(os.getpid(), signal.SIGINT)
             return original(connection)
 
         monkeypatch.setattr(RingConnection, "_await_bytes", poll)
@@ -97,6 +101,25 @@ def test_where_the_sender_stops_the_rest_comes_later(pair: World, sender_moves: 
     np.testing.assert_array_equal(received, sent)
     for one in pair.communicators:  # the connection is at a frame's begin
         one.barrier(LATER)
+
+
+@pytest.mark.parametrize("polls", [100, 4])
+def test_ctrl_c_comes_between_frames(pair: World, sender_moves: Any, polls: int) -> None:
+    count = 4 * RING_BYTES // 8
+    sent, received = np.arange(count, dtype=np.float64), np.zeros(count)
+    sender_moves(polls, interrupted_at=3)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pair.meshes[0].lock:
+            pair.communicators[0].matcher.send_soon(1, sent.view(np.uint8).data, FLOAT64, 0)
+        with pytest.raises(KeyboardInterrupt):
+            pair.communicators[1].receive(received, 0, 0, NOW)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not pair.meshes[1].lost_peers
+    whole = polls == 100
+    assert (received == sent).all() == whole
+    assert (pair.communicators[1].state.failure is None) == whole
 
 
 def test_other_messages_may_come_first(pair: World) -> None:
