@@ -94,6 +94,7 @@ def test_a_node_is_lost_and_back(hosts) -> None:
         print(f"round {number + 1}: {lost} was lost", flush=True)
     (hosts.folder / "over").touch()
     assert [node.wait(180) for node in nodes.values()] == [0, 0], hosts.transcript()
+    assert "GroupAbortedError" not in hosts.transcript(), "ranks of an attempt end with it, and not later"
 
 
 def wait_for_world(size: int, nodes: dict[str, Started]) -> None:

@@ -54,9 +54,10 @@ class LauncherRegistry:
         """Return the change of a job's nodes that has ended an attempt. With the lock held.
 
         None before all launchers know it: else a rank's end because of the change would be a failure for its launcher.
+        None of torchruns: they end the ranks, which do not know their attempt.
         """
         state = self._jobs.get(job)
-        if state is None or state.change is None or not state.all_know(now):
+        if state is None or state.change is None or state.store or not state.all_know(now):
             return None
         return state.change if state.attempt > attempt or state.over else None
 

@@ -10,20 +10,10 @@ import time
 from datetime import timedelta
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousGracefulExitError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic import rendezvous as elastic
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from rankmesh._launcher.node_rendezvous import NodeRendezvous, RendezvousError
-from rankmesh._stores.base import DEFAULT_TIMEOUT
 from rankmesh._stores.commands import CommandStore
 from rankmesh._stores.prefix import PrefixStore
 from rankmesh.torch._store import Store
@@ -42,12 +32,14 @@ _NO_ID = "none"
 """torchrun's default of ``--rdzv-id``."""
 _SLICE = timedelta(seconds=2)
 """Length of one wait for the nodes of an attempt, one of which may be lost meanwhile."""
+_STORE_TIMEOUT = timedelta(seconds=60)
+"""Of torchrun's calls, as in its own rendezvous."""
 _PAUSE_SECONDS = 0.1
 
 _log = logging.getLogger("rankmesh")
 
 
-class GatewayRendezvous(RendezvousHandler):
+class GatewayRendezvous(elastic.RendezvousHandler):
     """A torchrun as the launcher of one node of a job, see docs/clusters.md.
 
     Args:
@@ -57,9 +49,9 @@ class GatewayRendezvous(RendezvousHandler):
         ValueError: the endpoint or a setting is invalid.
     """
 
-    def __init__(self, params: RendezvousParameters) -> None:
+    def __init__(self, params: elastic.RendezvousParameters) -> None:
         settings = Settings.from_env(unlaunched(os.environ))
-        self._run_id = params.run_id
+        self._run_id: str = params.run_id
         self._address = params.local_addr or socket.getfqdn()
         self._join_seconds = params.get_as_int("join_timeout", 600)
         self._url = url_for(*parse_rendezvous_endpoint(params.endpoint, _GATEWAY_PORT))
@@ -85,15 +77,14 @@ class GatewayRendezvous(RendezvousHandler):
         return "rankmesh"
 
     def get_run_id(self) -> str:
-        run_id: str = self._run_id
-        return run_id
+        return self._run_id
 
     @property
     def use_agent_store(self) -> bool:
         """True: the torchrun of node 0 has a TCPStore for the ranks, another one in each attempt."""
         return True
 
-    def next_rendezvous(self) -> RendezvousInfo:
+    def next_rendezvous(self) -> elastic.RendezvousInfo:
         while True:
             place = self._join()
             self._server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if not place.node else None
@@ -110,7 +101,6 @@ class GatewayRendezvous(RendezvousHandler):
 
     def set_closed(self) -> None:
         self._nodes.report("closed")
-        self._nodes.settle()
 
     def shutdown(self) -> bool:
         atexit.unregister(self._end)
@@ -129,23 +119,23 @@ class GatewayRendezvous(RendezvousHandler):
         try:
             place = self._nodes.join(deadline, lambda text: _log.warning("torchrun %s", text))
         except RendezvousError as error:
-            kind = RendezvousTimeoutError if deadline.expired() else RendezvousConnectionError
+            kind = elastic.RendezvousTimeoutError if deadline.expired() else elastic.RendezvousConnectionError
             raise kind(str(error)) from None
         if place is not None:
             return place
         latest = self._nodes.latest
-        spare = latest.nodes > 0 and latest.node == NO_NODE
-        kind = RendezvousGracefulExitError if spare else RendezvousClosedError
+        is_spare = latest.nodes > 0 and latest.node == NO_NODE
+        kind = elastic.RendezvousGracefulExitError if is_spare else elastic.RendezvousClosedError
         raise kind(f"job {self._run_id!r} at {self._url} is over: {latest.reason}")
 
-    def _meet(self, place: LauncherReply) -> RendezvousInfo | None:
+    def _meet(self, place: LauncherReply) -> elastic.RendezvousInfo | None:
         """Wait in the job's store for all nodes of an attempt; None if one is lost before, or ends the job."""
         keys = [f"node/{number}" for number in range(place.nodes)]
         deadline = Deadline(self._join_seconds)
         while not self._nodes.is_decided:
             self._close_store()
             job = JobStore(self._url, self._token, self._nodes.latest.store)  # of another gateway, perhaps
-            self._store = Store(PrefixStore(f"attempt/{place.attempt}", CommandStore(job, DEFAULT_TIMEOUT)))
+            self._store = Store(PrefixStore(f"attempt/{place.attempt}", CommandStore(job, _STORE_TIMEOUT)))
             try:
                 port = self._server.port if self._server is not None else 0
                 self._store.set(keys[place.node], f"{port} {self._address}")
@@ -153,10 +143,12 @@ class GatewayRendezvous(RendezvousHandler):
                 first, _, host = self._store.get(keys[0]).decode().partition(" ")
             except DistError as error:
                 if deadline.expired():
-                    raise RendezvousConnectionError(str(error)) from error
+                    raise elastic.RendezvousConnectionError(str(error)) from error
                 time.sleep(_PAUSE_SECONDS)
             else:
-                return RendezvousInfo(self._store, place.node, place.nodes, RendezvousStoreInfo(host, int(first)))
+                return elastic.RendezvousInfo(
+                    self._store, place.node, place.nodes, elastic.RendezvousStoreInfo(host, int(first))
+                )
         return None
 
     def _close_store(self) -> None:

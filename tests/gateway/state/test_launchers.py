@@ -243,6 +243,15 @@ def test_a_node_that_joins_begins_an_attempt_but_uses_no_restart():
     assert [place(each) for each in nodes.start("a", "b", "c")] == [(1, number, 3, 0) for number in range(3)]
 
 
+def test_the_ranks_of_torchruns_do_not_learn_of_changes():
+    nodes = Nodes(1, 2)
+    nodes.options["torchrun"] = True
+    nodes.start("a", "b")
+    nodes.beat("b", "stopped")
+    assert nodes.beat("a", "running").reason == "node 1 (host-b) has left"
+    assert nodes.change(0) is None, "new ranks of the next attempt would be taken for those of this one"
+
+
 def test_a_node_that_is_lost_uses_a_restart_and_the_others_keep_their_numbers():
     nodes = Nodes(1, 4, restarts=2)
     nodes.start("a", "b", "c", "d")
