@@ -1,6 +1,7 @@
 # Daily commands. Every target sets up the virtual environment that it needs; PYTHON selects the interpreter.
 PYTHON ?= python3
 TORCH  ?= 2.13.0
+TORCHES ?= 2.7.1 2.13.0 2.14.1
 VENV   ?= .venv$(if $(filter-out 2.13.0,$(TORCH)),-torch-$(TORCH))
 BIN    := $(VENV)/bin
 WHEEL  := $(BIN)/python -m build --wheel --no-isolation --outdir dist
@@ -32,7 +33,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast coverage test-attached test-sanitized test-torch test-torch-suite test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: demo test test-fast coverage test-attached test-sanitized test-torch test-torch-suite test-torch-versions test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -70,6 +71,14 @@ test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the s
 # ARGS=3-ranks-as-for-gloo runs a part, and takes the rest of the page from earlier runs.
 test-torch-suite: $(VENV)/.torch  ## Run all of torch's own distributed tests, over gloo too; writes docs/torch-suite.md
 	PYTHONPATH=tests $(BIN)/python -m support.torch_suite $(ARGS)
+
+# TORCHES=2.14.1 runs one, and takes the rest of the page from earlier runs.
+test-torch-versions:  ## Run that, and all other tests with torch, with each of TORCHES; writes docs/torch-suite.md
+	status=0; for torch in $(TORCHES); do \
+	  run() { $(MAKE) $$1 TORCH=$$torch ARGS="--junitxml=out/torch-suite/$$torch/$$2.xml $$3" || status=1; }; \
+	  run test-torch tests; run test-hosts hosts "-k torch"; run test-integrations integrations "-k weights"; \
+	  $(MAKE) test-torch-suite TORCH=$$torch || status=1; \
+	done; exit $$status
 
 # RANKMESH_REQUIRE_INTEGRATIONS=1 makes a missing library an error; otherwise its tests are skipped with a reason.
 # ARGS=--page writes the table of docs/integrations.md.

@@ -28,6 +28,7 @@ from rankmesh._cli.exit_codes import (
 )
 from rankmesh._cli.stacks import stacks
 from rankmesh._cli.status import status
+from rankmesh._cli.stragglers import find_stragglers
 from rankmesh._cli.trace import trace
 from rankmesh_agent.net.inherited import reset_inherited
 from rankmesh_agent.wire.version import __version__
@@ -101,6 +102,7 @@ app.command(short_help="Show ranks, groups, rates and operations in flight.")(st
 app.command(short_help="Print a link to your job's dashboard.")(dashboard)
 app.command(short_help="Report which rank holds up a job, and where.")(diagnose)
 app.command(short_help="Show the Python stacks of ranks.")(stacks)
+app.command("stragglers", short_help="Report which ranks make the others wait, and why.")(find_stragglers)
 app.command(short_help="Write the latest calls of all ranks as a trace.")(trace)
 app.command(short_help="Check hosts, network and shared memory.")(doctor)
 app.command(short_help="Measure collectives on this machine.")(bench)

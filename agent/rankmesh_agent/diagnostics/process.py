@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankmesh_agent.diagnostics.stacks import OWN_PACKAGES, origin
 from rankmesh_agent.net.deadline import Deadline
@@ -40,14 +40,14 @@ def view(pid: int, seconds: float) -> ProcessView:
         pid: the process.
         seconds: time limit of py-spy, which takes some 30 ms.
     """
-    began, used = time.monotonic(), _cpu_seconds(pid)
+    began, used = time.monotonic(), scheduled(pid).ran
     found = ProcessView(state_of(pid))
     if found.state in ("", "-", "Z", "X"):
         return found
     found.frozen, found.wchan, found.swap_bytes = _frozen(pid), _read(pid, "wchan").strip("0"), _swap_bytes(pid)
     found.stacks, found.no_stacks = _stacks(pid, Deadline(seconds))
     time.sleep(max(0.0, began + _SAMPLE_SECONDS - time.monotonic()))
-    found.cpu = max(0.0, _cpu_seconds(pid) - used) / (time.monotonic() - began)
+    found.cpu = max(0.0, scheduled(pid).ran - used) / (time.monotonic() - began)
     return found
 
 
@@ -66,17 +66,25 @@ def state_of(pid: int, proc: Path = _PROC) -> str:
         return ""
 
 
-def _read(pid: int, name: str) -> str:
+def _read(pid: int | str, name: str) -> str:
     try:
         return (_PROC / str(pid) / name).read_text(errors="replace")
     except OSError:
         return ""
 
 
-def _cpu_seconds(pid: int) -> float:
-    """Return the processor time of all threads of a process that live; 0 if it cannot be read."""
+class Scheduled(NamedTuple):
+    """Seconds that the live threads of a process have run, and that they were ready and waited for a core."""
+
+    ran: float
+    waited: float
+
+
+def scheduled(pid: int | str = "self") -> Scheduled:
+    """Return what the kernel's scheduler tells of a process; zeros if that cannot be read."""
     texts = [_read(pid, f"task/{thread.name}/schedstat") for thread in (_PROC / str(pid) / "task").glob("*")]
-    return sum(int(text.split()[0]) for text in texts if text) * 1e-9
+    ran, waited = (sum(int(text.split()[number]) for text in texts if text) for number in range(2))
+    return Scheduled(ran * 1e-9, waited * 1e-9)
 
 
 def _swap_bytes(pid: int) -> int:

@@ -8,8 +8,10 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any, Final
 
+from rankmesh_agent.diagnostics.process import scheduled
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
 from rankmesh_agent.net.stream import FramedStream
@@ -51,6 +53,7 @@ def snapshot(
 ) -> RankSnapshot:
     """Return the snapshot of a rank; for the arguments see RankSnapshot and ``add_calls``."""
     found = RankSnapshot(job, epoch, rank, attached, stacks=stacks(), clock=_clock(), cpu_seconds=time.process_time())
+    found.core_wait_seconds, found.major_faults = scheduled().waited, getrusage(RUSAGE_SELF).ru_majflt
     found.monotonic = time.monotonic()
     add_calls(found, recorder, awaited, store_waits, found.monotonic, max_ended)
     return found

@@ -39,7 +39,7 @@ class HeartbeatThread(threading.Thread):
         self._send = send
         self._failures = failures
         self._taken_over = False
-        self._stopping = False
+        self._stopping = threading.Event()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()  # the descriptor is not written to after its number has become another file's
         self._closed = False
@@ -50,23 +50,24 @@ class HeartbeatThread(threading.Thread):
         poll.register(self._wakeup, select.POLLIN)
         watched: FailureSource | None = None
         last = time.monotonic()
-        while not self._stopping:
+        while not self._stopping.is_set():
             try:
                 if self._failures is not watched and self._failures is not None:
                     watched = self._failures
                     poll.register(watched.fileno(), select.POLLIN)
                 urgent = self._wait(poll, last + HEARTBEAT_SECONDS)
-                if self._stopping:
+                if self._stopping.is_set():
                     return
                 if urgent:  # a job in which many ranks fail at once is reported in few heartbeats
-                    time.sleep(max(0.0, last + _MIN_INTERVAL_SECONDS - time.monotonic()))
+                    if self._stopping.wait(last + _MIN_INTERVAL_SECONDS - time.monotonic()):
+                        return
                 elif time.monotonic() < last + HEARTBEAT_SECONDS:
                     continue
                 last = time.monotonic()
                 self._send()
             except Exception as error:  # without heartbeats the gateway would declare this rank failed
                 log_failure("a heartbeat could not be sent", error)
-                time.sleep(_MIN_INTERVAL_SECONDS)
+                self._stopping.wait(_MIN_INTERVAL_SECONDS)
 
     def take_over(self, send: Callable[[], object], failures: FailureSource) -> None:
         """Send other heartbeats from now on; see the class's arguments. Only once, and if there were no failures."""
@@ -82,7 +83,7 @@ class HeartbeatThread(threading.Thread):
 
     def stop_soon(self) -> None:
         """Have the thread end, without waiting for it."""
-        self._stopping = True
+        self._stopping.set()
         self.wake()
 
     def stop(self) -> None:

@@ -451,13 +451,13 @@ cdef bint spin(uint64_t *word, uint64_t value, bint oversubscribed, contention, 
     """Wait a moment for a word; return whether it has the value. See Slots._wait and CoreContention.
 
     A rank with a core of its own that waits for a collective goes on without the interpreter lock: a sleep would make
-    it late for the next one, where the other ranks sleep then.
+    it late for the next one, where the other ranks sleep then. Not in the worker thread: its program computes meanwhile.
     """
     cdef double[2] slice
     if load_acquire(word) >= value or monotonic() < <double>contention.free_at:
         return load_acquire(word) >= value
     cdef bint free = poll(word, value, 1 if oversubscribed else SPINS, YIELDS if oversubscribed else SPIN_ROUNDS, slice)
-    if calls is not None and (not free or not oversubscribed and load_acquire(word) < value):
+    if calls is not None and (not free or not (oversubscribed or calls.owned) and load_acquire(word) < value):
         calls.hold()
         with nogil:
             free = free and poll(word, value, SPINS, LONG_SPIN_ROUNDS, slice)

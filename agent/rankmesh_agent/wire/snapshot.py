@@ -89,6 +89,8 @@ class RankSnapshot:
         stacks: stacks of all threads.
         clock: seconds that the process has run.
         cpu_seconds: seconds of CPU time that its threads have used.
+        core_wait_seconds: seconds that its threads were ready to run, and waited for a core.
+        major_faults: how often its memory came from a disk.
         monotonic: the moment by the monotonic clock, which all processes of its host share.
     """
 
@@ -103,6 +105,8 @@ class RankSnapshot:
     stacks: list[ThreadStack] = field(default_factory=list)
     clock: float = 0.0
     cpu_seconds: float = 0.0
+    core_wait_seconds: float = 0.0
+    major_faults: int = 0
     monotonic: float = 0.0
 
 

@@ -43,6 +43,12 @@ def clocks_of(details: Sequence[Details]) -> dict[str, Clock]:
     return found
 
 
+def uncertainty_of(details: Sequence[Details]) -> float:
+    """Return the seconds by which the clocks of two hosts may be wrong; 0 on one host."""
+    clocks = clocks_of(details)
+    return sum(sorted(clock.uncertainty for clock in clocks.values())[-2:]) if len(clocks) > 1 else 0.0
+
+
 def spans_of(details: Sequence[Details]) -> list[Span]:
     """Return the calls of ranks, in the order of their begins; those under way end with the snapshot.
 
@@ -94,8 +100,7 @@ def chrome_trace(details: Sequence[Details], spans: Sequence[Span]) -> dict[str,
             events.append(
                 {"ph": "M", "name": "thread_name", "pid": each["rank"], "tid": thread, "args": {"name": group}}
             )
-    clocks = clocks_of(details)
-    uncertainty = sum(sorted(clock.uncertainty for clock in clocks.values())[-2:]) if len(clocks) > 1 else 0.0
+    uncertainty = uncertainty_of(details)
     arrows = [*_late_arrivals(spans), *_messages(spans, uncertainty)]
     waited = {id(awaiting): source for source, awaiting, kind in arrows if kind == "waits"}
     for span in spans:
@@ -128,13 +133,18 @@ def _at(seconds: float, origin: float) -> float:
     return (seconds - origin) * _MICROSECONDS
 
 
-def _late_arrivals(spans: Sequence[Span]) -> Iterator[tuple[Span, Span, str]]:
-    """Yield, for each collective, the rank that came last, and each rank that it made wait."""
+def waits_of(spans: Sequence[Span]) -> list[list[Span]]:
+    """Return the collectives that more than one rank has begun: the span of each rank."""
     by_call: dict[tuple[str, int], list[Span]] = defaultdict(list)
     for span in spans:
-        if span.call["peer"] is None and span.call["seq"] > 0 and span.call["op"] != STEP:
+        if span.call["peer"] is None and span.call["seq"] > 0:
             by_call[span.call["group"], span.call["seq"]].append(span)
-    for ranks in by_call.values():
+    return [ranks for ranks in by_call.values() if len(ranks) > 1]
+
+
+def _late_arrivals(spans: Sequence[Span]) -> Iterator[tuple[Span, Span, str]]:
+    """Yield, for each collective, the rank that came last, and each rank that it made wait."""
+    for ranks in waits_of(spans):
         last = max(ranks, key=lambda span: span.begin)
         for span in ranks:
             if span is not last and span.end > last.begin:

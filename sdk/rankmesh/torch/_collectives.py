@@ -201,7 +201,8 @@ class Collectives:
             return (tensors,)
         if len(tensors) > 1:
             return self._reduce_together(tensors, op, opts)
-        return tensors, rankmesh.all_reduce(tensors[0], op, **self._options(opts))
+        flat = flat_array(torch, tensors[0]) if _debug.below_detail else None  # DETAIL names the shapes
+        return tensors, rankmesh.all_reduce(tensors[0] if flat is None else flat, op, **self._options(opts))
 
     @_collective("all_reduce_coalesced", counts_version=True)
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> _Written:

@@ -85,27 +85,26 @@ def new_process_group(store: Any, rank: int, world_size: int, timeout: timedelta
 
 
 def _create(options: Any, ranks: list[int], seconds: float) -> ProcessGroup:
-    if ranks:
-        default = c10d.distributed_c10d._get_default_group()
-        if isinstance(default, ProcessGroup):
-            return _subgroup(default.session, [default.comm.ranks[rank] for rank in ranks], options, seconds)
-        return _own_session(_join_for(options, seconds), options.store, str(options.group_id))
-    world = session.current()
+    default = c10d.distributed_c10d._get_default_group() if ranks else None
+    if isinstance(default, ProcessGroup):
+        return _subgroup(default.session, [default.comm.ranks[rank] for rank in ranks], options, seconds)
+    world = None if ranks else session.current()
     if world is None:
-        world = _join_for(options, seconds)
-        session.adopt(world)  # makes rankmesh's own functions work as well
-        return _own_session(world, options.store, str(options.group_id))
-    size = world.group.size()
-    if (world.group.rank(), size) != (options.group_rank, options.group_size):
+        world = _join(options.store, options.group_rank, options.group_size, seconds)
+        if not ranks:
+            session.adopt(world)  # makes rankmesh's own functions work as well
+    elif (world.group.rank(), world.group.size()) != (options.group_rank, options.group_size):
         raise ValueError(
             f"torch's group has {options.group_size} ranks, of which this is {options.group_rank}, but this process is "
-            f"rank {world.group.rank()} of {size} in rankmesh's world; call rankmesh.destroy_process_group() first"
+            f"rank {world.group.rank()} of {world.group.size()} in rankmesh's world; call "
+            "rankmesh.destroy_process_group() first"
         )
-    if world.joined_for_store:  # joined for torch's store; from here on torch's group ends it
+    elif world.joined_for_store:  # joined for torch's store; from here on torch's group ends it
         world.joined_for_store = False
         communicator_of(world.group).set_timeout(seconds)
-        return _own_session(world, options.store, str(options.group_id))
-    return _subgroup(world, communicator_of(world.group).ranks, options, seconds)
+    else:
+        return _subgroup(world, communicator_of(world.group).ranks, options, seconds)
+    return _own_session(world, options.store, str(options.group_id))
 
 
 def _own_session(world: Session, store: Any, name: str) -> ProcessGroup:
@@ -119,10 +118,6 @@ def _subgroup(world: Session, ranks: Any, options: Any, seconds: float) -> Proce
     mesh = world.new_group(ranks, seconds, Engines(), None, "")
     group = ProcessGroup(mesh.rank(), mesh.size(), options.store, str(options.group_id))
     return group.use(world, mesh, lambda: world.drop_group(mesh))
-
-
-def _join_for(options: Any, seconds: float) -> Session:
-    return _join(options.store, options.group_rank, options.group_size, seconds)
 
 
 def _join(torch_store: Any, rank: int, size: int, seconds: float) -> Session:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as c10d
-from torch.utils._pytree import tree_leaves
 
 from rankmesh.torch._errors import to_torch_error, translating
 from rankmesh.torch._threads import run_in_thread
@@ -156,9 +155,9 @@ class MessageWork(PendingWork):
         return self._global_ranks.index(translating(self._works[0].source_rank))
 
 
-def _future(tensors: Any) -> torch.futures.Future[Any]:
+def _future(tensors: list[Any]) -> torch.futures.Future[Any]:
     """Return a future for a call's tensors: for those on GPUs it records and awaits events of the current streams."""
-    found = {leaf.device for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
+    found = {tensor.device for tensor in tensors if tensor.is_cuda}
     return torch.futures.Future(devices=list(found) or None)
 
 

@@ -1,11 +1,12 @@
-"""Generator of docs/torch-suite.md, the results of torch's own tests."""
+"""Generator of docs/torch-suite.md, the results with each version of torch."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 from support.torch_suite import FAILED, PASSED, SKIPPED, Outcome, Plan
 
@@ -18,12 +19,40 @@ KNOWN = {
 Both = tuple[list[Outcome], list[Outcome]]
 """Outcomes over gloo and over the mesh."""
 
-HEAD = """\
-# PyTorch's own distributed tests over the mesh
 
-Written by `make test-torch-suite`, with torch {torch}. torch's wheel contains the tests of its process groups and of
-DistributedDataParallel, `torch.testing._internal.distributed.distributed_test`. They run over gloo and over `rankmesh`,
-on one machine, each test in ranks of its own; `make test-torch` runs a part of them over the mesh.
+class Results(NamedTuple):
+    """What is known of a version of torch.
+
+    Attributes:
+        outcomes: of torch's own tests.
+        reports: pytest's, of our tests, as XML by the names in REPORTS.
+    """
+
+    outcomes: Mapping[Plan, Both]
+    reports: Mapping[str, str]
+
+
+REPORTS = {
+    "tests": "RankMesh's tests of the backend (`make test-torch`)",
+    "integrations": "libraries whose weights are gloo's (`make test-integrations`)",
+    "hosts": "tests of torch on two hosts (`make test-hosts`)",
+}
+
+HEAD = """\
+# Versions of torch, and PyTorch's own distributed tests over the mesh
+
+Written by `make test-torch-versions`, which runs all of this with each version of torch; `make test-torch-suite` runs
+PyTorch's own tests alone, with one.
+
+"""
+
+SUITE = """\
+
+## PyTorch's own tests
+
+torch's wheel contains the tests of its process groups and of DistributedDataParallel,
+`torch.testing._internal.distributed.distributed_test`. They run over gloo and over `rankmesh`, on one machine, each
+test in ranks of its own; `make test-torch` runs a part of them over the mesh.
 
 The file selects its tests by the backend's name, and knows torch's own backends only. So it gets one of those names,
 and groups are created with the tested backend:
@@ -49,56 +78,81 @@ KINDS = {
 """Reasons for skipped tests, by patterns of torch's messages."""
 
 
-def text(found: Mapping[Plan, Both]) -> str:
-    """Return the page."""
-    sections = [HEAD.format(torch=version("torch").partition("+")[0]), *numbers(found)]
-    return "\n".join([*sections, *failures(found), *skipped(found)])
+def text(found: Mapping[str, Results]) -> str:
+    """Return the page about versions, from the oldest to the newest."""
+    sections = [HEAD, *versions(found), SUITE, *numbers(found)]
+    return "\n".join([*sections, *failures(found), *skipped(*list(found.items())[-1])])
 
 
-def numbers(found: Mapping[Plan, Both]) -> Iterable[str]:
-    yield "| tests | ranks | gloo: passed | failed | rankmesh: passed | failed | skipped |"
-    yield "|---|---|---|---|---|---|---|"
-    for plan, both in found.items():
-        gloo, ours = (Counter(outcome.outcome for outcome in outcomes) for outcomes in both)
-        cells = [gloo[PASSED], gloo[FAILED], ours[PASSED], ours[FAILED], ours[SKIPPED]]
-        yield f"| {named(plan)} | {plan.size} | {' | '.join(map(str, cells))} |"
+def versions(found: Mapping[str, Results]) -> Iterable[str]:
+    yield f"| torch | {' | '.join(REPORTS.values())} | PyTorch's own tests that pass over gloo: over rankmesh |"
+    yield "|---|" + "---|" * (len(REPORTS) + 1)
+    for torch, results in found.items():
+        cells = [report(results.reports.get(name)) for name in REPORTS]
+        over_gloo = sum(outcome.outcome == PASSED for gloo, _ in results.outcomes.values() for outcome in gloo)
+        lost = sum(len(worse(*both)) for both in results.outcomes.values())
+        yield f"| {torch} | {' | '.join(cells)} | {over_gloo - lost} of {over_gloo} |"
+
+
+def report(xml: str | None) -> str:
+    """Return how many of the tests that were not skipped have passed."""
+    if xml is None:
+        return "not run"
+    counts = Counter[str]()
+    for suite in ElementTree.fromstring(xml).iter("testsuite"):
+        counts.update({name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")})
+    run = counts["tests"] - counts["skipped"]
+    return f"{run - counts['failures'] - counts['errors']} of {run}"
+
+
+def numbers(found: Mapping[str, Results]) -> Iterable[str]:
+    yield "| torch | tests | ranks | gloo: passed | failed | rankmesh: passed | failed | skipped |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for torch, results in found.items():
+        for plan, both in results.outcomes.items():
+            gloo, ours = (Counter(outcome.outcome for outcome in outcomes) for outcomes in both)
+            cells = [plan.size, gloo[PASSED], gloo[FAILED], ours[PASSED], ours[FAILED], ours[SKIPPED]]
+            yield f"| {torch} | {named(plan)} | {' | '.join(map(str, cells))} |"
     yield ""
 
 
-def failures(found: Mapping[Plan, Both]) -> Iterable[str]:
+def failures(found: Mapping[str, Results]) -> Iterable[str]:
     tests = defaultdict(list)
-    for plan, both in found.items():
+    cases = [(torch, plan, both) for torch, results in found.items() for plan, both in results.outcomes.items()]
+    for torch, plan, both in cases:
         lost = {outcome.test: outcome for outcome in both[1] if outcome.outcome == FAILED}
         for outcome in both[0]:
             if outcome.outcome == FAILED:
                 over = "both" if outcome.test in lost else "gloo"
-                tests[over, error_of(outcome)].append((plan, outcome.test))
+                tests[over, error_of(outcome)].append((torch, plan, outcome.test))
         for name in worse(*both):
             error = error_of(lost[name]) if name in lost else "it is skipped"
-            tests["rankmesh", f"{error}: {KNOWN[name]}" if name in KNOWN else error].append((plan, name))
+            tests["rankmesh", f"{error}: {KNOWN[name]}" if name in KNOWN else error].append((torch, plan, name))
     yield "## What fails\n"
     if not any(over == "rankmesh" for over, _ in tests):
         yield "Nothing fails over the mesh that passes over gloo.\n"
-    yield "| over | why | tests |"
-    yield "|---|---|---|"
-    for (over, error), cases in sorted(tests.items(), reverse=True):
-        names = ", ".join(f"{name.removeprefix('test_')}" for name in sorted({name for _, name in cases}))
-        where = "; ".join(sorted({f"{plan.size} ranks, {named(plan)}" for plan, _ in cases}))
-        yield f"| {over} | {escaped(error)} | {names} ({where}) |"
+    yield "| over | torch | why | tests |"
+    yield "|---|---|---|---|"
+    for (over, error), of in sorted(tests.items(), reverse=True):
+        with_torch = ", ".join(torch for torch in found if any(torch == each for each, _, _ in of))
+        names = ", ".join(f"{name.removeprefix('test_')}" for name in sorted({name for *_, name in of}))
+        where = "; ".join(sorted({f"{plan.size} ranks, {named(plan)}" for _, plan, _ in of}))
+        yield f"| {over} | {with_torch} | {escaped(error)} | {names} ({where}) |"
     yield ""
 
 
-def skipped(found: Mapping[Plan, Both]) -> Iterable[str]:
+def skipped(torch: str, results: Results) -> Iterable[str]:
     yield "## What is skipped\n"
-    yield "torch's tests decide that themselves. Over gloo and over the mesh the same ones are skipped.\n"
-    yield f"| | {' | '.join(f'{plan.size} ranks, {named(plan)}' for plan in found)} |"
-    yield "|---|" + "---|" * len(found)
+    yield "torch's tests decide that themselves. Over gloo and over the mesh the same ones are skipped; with torch"
+    yield f"{torch}:\n"
+    yield f"| | {' | '.join(f'{plan.size} ranks, {named(plan)}' for plan in results.outcomes)} |"
+    yield "|---|" + "---|" * len(results.outcomes)
     counts = {
         plan: Counter(kind(outcome) for outcome in ours if outcome.outcome == SKIPPED)
-        for plan, (_, ours) in found.items()
+        for plan, (_, ours) in results.outcomes.items()
     }
     for reason in [*KINDS.values(), OTHER]:
-        row = [counts[plan][reason] for plan in found]
+        row = [counts[plan][reason] for plan in results.outcomes]
         if any(row):
             yield f"| {reason} | {' | '.join(map(str, row))} |"
     yield ""
