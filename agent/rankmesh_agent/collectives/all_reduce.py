@@ -7,7 +7,6 @@ from collections import deque
 import numpy as np
 
 from rankmesh_agent.collectives.link import (
-    CHUNK_BYTES,
     Array,
     DirectLink,
     Exchange,
@@ -194,7 +193,7 @@ def halving_link(link: Link, array: Array, op: ReduceOp) -> None:
     link.arrive()
     if rank < 2 * paired:
         if rank % 2 == 0:
-            pieces = chunks(array.size, CHUNK_BYTES // dtype.itemsize)
+            pieces = chunks(array.size, link.chunk_bytes // dtype.itemsize)
             link.exchange([(rank + 1, as_bytes(total[piece])) for piece in pieces], [(rank + 1, as_bytes(array))])
             return
         reduce_received(link, rank - 1, total[:0], rank - 1, total, op, None)

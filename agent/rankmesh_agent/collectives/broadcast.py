@@ -20,6 +20,10 @@ from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.collectives.scatter import tree_link as tree_scatter
 from rankmesh_agent.shared_memory.segment import Segment
 
+_CHUNKS, _MAX_CHUNKS = 8, 16
+"""Chunks of an array that follows a tree, and the most CHUNK_BYTES in one: each costs every rank a sleep and a wakeup,
+and the ranks that wait for the first one leave the cores to the others."""
+
 
 def over_segment(segment: Segment, array: Array, root: int) -> None:
     """In chunks, the root writes to its slot and the other ranks read it.
@@ -141,7 +145,8 @@ def chunked_tree_link(link: Link, array: Array, root: int) -> None:
         for distance in reversed(distances(link.size))
         if distance < reach and place + distance < link.size
     ]
-    parts = [as_bytes(array[chunk]) for chunk in chunks(array.size, CHUNK_BYTES // array.itemsize)]
+    chunk_bytes = min(max(array.nbytes // _CHUNKS, CHUNK_BYTES), _MAX_CHUNKS * CHUNK_BYTES)
+    parts = [as_bytes(array[chunk]) for chunk in chunks(array.size, chunk_bytes // array.itemsize)]
     parent = (link.rank - reach) % link.size
 
     def receive(number: int) -> Exchange:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rankmesh_agent.collectives.link import (
-    CHUNK_BYTES,
     Array,
     DirectLink,
     Exchange,
@@ -182,7 +181,7 @@ def reduce_chunks(
     """
     rank, size = link.rank, link.size
     mine = inputs[rank]
-    piece = max(1, CHUNK_BYTES // mine.itemsize)
+    piece = max(1, link.chunk_bytes // mine.itemsize)
     capacity = min(piece, mine.size)
     rows = link.scratch(2 * size * capacity * mine.itemsize).view(mine.dtype).reshape(2, size, capacity)
     others = link.others()
@@ -211,7 +210,7 @@ def reduce_received(
     link: Link, to: int, sent: Array, source: int, mine: Array, op: ReduceOp, result: Array | None
 ) -> None:
     """Send partial results to a rank, reduce those from another into ``mine``, or last into ``result``, by pieces."""
-    piece = CHUNK_BYTES // mine.itemsize
+    piece = link.chunk_bytes // mine.itemsize
     capacity = min(piece, mine.size)
     rows = link.scratch(2 * capacity * mine.itemsize).view(mine.dtype).reshape(2, capacity)
 

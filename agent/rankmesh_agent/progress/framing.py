@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -23,8 +22,8 @@ REMOTE_READ_BYTES = 32 << 20
 """Bytes read from one peer's memory before the engine turns to the other peers."""
 _ACK_BATCH_BYTES = 1 << 18
 """Bytes of short messages read from a peer's memory before they are acknowledged together."""
-_MAX_FRAMES = 64
-"""Queued frames sent at once."""
+_MAX_SENT_BYTES = 4 << 20
+"""Bytes of the queued frames but the last that are sent at once: about as many as one system call takes."""
 _TURN_BYTES = 8 << 20
 """Bytes received from one peer before the engine turns to the other peers."""
 
@@ -238,7 +237,14 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
         """Send as much of the queue as possible, many frames at once."""
         outgoing = self.outgoing
         while outgoing:
-            sent = self.connection.send([buffer for frame, _ in islice(outgoing, _MAX_FRAMES) for buffer in frame])
+            together: list[Buffer] = []
+            room = _MAX_SENT_BYTES
+            for frame, _ in outgoing:
+                together += frame
+                room -= HEADER_BYTES + len(frame[-1])
+                if room <= 0:
+                    break
+            sent = self.connection.send(together)
             if not sent:
                 return
             while outgoing:

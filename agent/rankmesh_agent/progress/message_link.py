@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.collectives.link import CHUNK_BYTES, FEW_RANKS, DirectLink
+from rankmesh_agent.collectives.link import FEW_RANKS, DirectLink
 from rankmesh_agent.collectives.rounds import allreduce_bytes_by_tree, distances
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
@@ -441,7 +441,7 @@ class MessageLink(DirectLink):
             view = self._parts.next_buffer(rank)
             if view is not None or self._mismatched != self._seq:
                 return view
-        return self._parts.new_buffer(rank, header.length) if header.length <= CHUNK_BYTES else None
+        return self._parts.new_buffer(rank, header.length) if header.length <= self.chunk_bytes else None
 
     def on_frame(self, rank: int, header: Header, payload: Payload) -> None:
         """Receive an ENTER, or note that a PART is complete."""

@@ -26,14 +26,16 @@ class PostedParts:
         """Memory of the PART that a rank is sending, if it began to come before its buffer was posted."""
         self._early: dict[int, tuple[Call, memoryview]] = {}
         """The latest such PART of each rank, after its call."""
+        self._free: list[memoryview] = []
+        """Memory of earlier ones, whose pages exist already; never more than one such PART of each rank needs."""
 
     def post(self, rank: int, call: Call, view: memoryview, transfer: Transfer) -> None:
         """Receive the next PART of a rank into a buffer, or copy it there if it came before the call."""
         early = self._early.get(rank)
         if early is not None and early[0] == call:
-            view[:] = early[1]
             transfer.done = True
             del self._early[rank]
+            self._copy(early[1], view)
         else:
             self._posted[rank].append((view, transfer))
 
@@ -48,7 +50,10 @@ class PostedParts:
 
     def new_buffer(self, rank: int, nbytes: int) -> memoryview:
         """Return memory for a PART that has no buffer."""
-        self._unposted[rank] = np.empty(nbytes, np.uint8).data
+        memory = self._free.pop() if self._free else memoryview(b"")
+        if len(memory) < nbytes:
+            memory = np.empty(nbytes, np.uint8).data
+        self._unposted[rank] = memory[:nbytes]
         return self._unposted[rank]
 
     def complete(self, rank: int, header: Header, call: Call) -> None:
@@ -58,7 +63,11 @@ class PostedParts:
         if posted and of == call:
             view, transfer = posted.popleft()
             if unposted is not None:
-                view[:] = unposted
+                self._copy(unposted, view)
             transfer.done = True
         elif unposted is not None:
             self._early[rank] = of, unposted
+
+    def _copy(self, memory: memoryview, view: memoryview) -> None:
+        view[:] = memory
+        self._free.append(memory)

@@ -20,7 +20,7 @@ from support.threads import LATER, NOW, World, in_threads, world
 
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
-from rankmesh_agent.collectives import all_reduce, all_to_all, float16, reduce_scatter, reduction
+from rankmesh_agent.collectives import all_to_all, float16, link, reduce_scatter, reduction
 from rankmesh_agent.collectives.select import TABLE, Algorithm, Medium, algorithms
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
@@ -81,7 +81,7 @@ def taken() -> Iterator[Taken]:
         patch.setattr(CpuBackend, "algorithm", choose)
         patch.setattr(HierarchicalCpuBackend, "algorithm", choose_of_hosts)
         for module, name, value in (
-            (all_reduce, "CHUNK_BYTES", 1 << 14), (reduce_scatter, "CHUNK_BYTES", 1 << 14),
+            (link, "CHUNK_BYTES", 1 << 14),
             (reduce_scatter, "CACHE_BYTES", 1 << 11), (reduction, "_WIDE_PIECE", 1 << 9),
             (all_to_all, "_LONG", 1 << 12), (all_to_all, "_LONG_READS", 0),
             (float16, "_SMALL", 1 << 4), (float16, "_PIECE", 1 << 9),
