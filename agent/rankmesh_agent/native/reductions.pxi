@@ -2,11 +2,20 @@
 
 cdef extern from *:
     """
-    #include <math.h>
     #include <string.h>
 
     static inline float float_of(uint32_t bits) { float number; memcpy(&number, &bits, 4); return number; }
     static inline uint32_t bits_of(float number) { uint32_t bits; memcpy(&bits, &number, 4); return bits; }
+    static inline uint64_t bits_of_double(double number) { uint64_t bits; memcpy(&bits, &number, 8); return bits; }
+    /* Not 0 for NaN, and for equal numbers whose bits differ. */
+    static inline uint32_t unclear_float(float one, float other) {
+        uint32_t differ = bits_of(one) ^ bits_of(other); /* masks: a choice would not be vectorised */
+        return (-(uint32_t)(one == other) & differ) | -(uint32_t)((one != one) | (other != other));
+    }
+    static inline uint64_t unclear_double(double one, double other) {
+        uint64_t differ = bits_of_double(one) ^ bits_of_double(other);
+        return one == other ? differ : one < other || one > other ? 0 : 1;
+    }
 
     static inline float of_bfloat16(uint16_t bits) { return float_of((uint32_t)bits << 16); }
     static inline uint16_t to_bfloat16(float number) {
@@ -31,7 +40,8 @@ cdef extern from *:
     uint16_t to_bfloat16(float number) noexcept nogil
     float of_float16(uint16_t bits) noexcept nogil
     uint16_t to_float16(float number) noexcept nogil
-    bint signbit(double number) noexcept nogil
+    uint32_t unclear_float(float one, float other) noexcept nogil
+    uint64_t unclear_double(double one, double other) noexcept nogil
 
 cdef enum:
     BLOCK = 1 << 11  # elements that are reduced at a time: all stay in the first-level cache
@@ -52,17 +62,24 @@ cdef bint extremes(Number *out, char **parts, Py_ssize_t at, int size, Py_ssize_
     cdef Number *part
     cdef Number one, other
     cdef Py_ssize_t i
-    cdef int rank, unclear = 0
+    cdef uint32_t narrow = 0
+    cdef uint64_t wide = 0
+    cdef int rank
     if <char *>out != parts[0] + at and <char *>out != parts[1] + at:
         memcpy(out, parts[0] + at, count * sizeof(Number))
     for rank in range(size):
         part = <Number *>(parts[rank] + at)
         for i in range(count):
             one, other = out[i], part[i]
-            out[i] = one if (one > other) == largest else other
-            if Number is float or Number is double:
-                unclear |= not (one < other or one > other or (one == other and signbit(one) == signbit(other)))
-    return not unclear
+            if Number is float:
+                narrow |= unclear_float(one, other)
+            elif Number is double:
+                wide |= unclear_double(one, other)
+            if largest:
+                out[i] = one if one > other else other
+            else:
+                out[i] = one if one < other else other
+    return not (narrow or wide)
 
 
 cdef bint reduce_numbers(Number *out, char **parts, Py_ssize_t at, int size, Py_ssize_t count, int op) noexcept nogil:

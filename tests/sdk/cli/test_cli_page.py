@@ -56,7 +56,8 @@ SECTIONS = dict(sections())
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_commands(job: Job, folder: Path, title: str):
+def test_commands(job: Job, folder: Path, title: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     variables = environment(RANKMESH_GATEWAY=job.url, RANKMESH_TOKEN=job.token, PATH=path)
 
