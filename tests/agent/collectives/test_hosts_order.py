@@ -114,45 +114,6 @@ def test_half_precision_is_rounded_once(ranks: World) -> None:
     ranks.run(call)
 
 
-def test_special_values(ranks: World) -> None:
-    def call(members: LocalCommunicator) -> Array:
-        array = np.array([np.inf, np.nan if members.rank == 1 else 1.0, 3e38, -0.0], np.float32)
-        with np.errstate(all="raise"):  # the user's choice must not end a collective half-way
-            members.all_reduce(array, ReduceOp.SUM, NOW)
-        smallest = np.array([np.nan if members.rank == 1 else 1.0], np.float16)
-        members.all_reduce(smallest, ReduceOp.MIN, NOW)
-        assert np.isnan(smallest[0])
-        return array
-
-    for got in ranks.run(call):
-        assert got[0] == got[2] == np.inf
-        assert np.isnan(got[1])
-
-
-def test_calls_over_the_link_and_over_the_hosts_in_turn(ranks: World) -> None:
-    def call(members: LocalCommunicator) -> None:
-        size = members.size
-        for turn in range(6):
-            array = np.full(5000, 1.0)
-            members.all_reduce(array, ReduceOp.SUM, NOW)
-            assert (array == size).all()
-            for _ in range(turn):
-                members.barrier(NOW)
-            outputs = [np.zeros(3000) for _ in range(size)]
-            members.all_to_all(outputs, [np.full(3000, float(members.rank)) for _ in range(size)], NOW)
-            assert [output[-1] for output in outputs] == list(range(size))
-            gathered = [np.zeros(20_000) for _ in range(size)] if members.rank == size - 1 else []
-            members.gather(gathered, np.full(20_000, float(members.rank)), size - 1, NOW)
-            assert [output[-1] for output in gathered] == list(range(len(gathered)))
-            output = np.zeros(20_000)
-            members.scatter(
-                output, [np.full(20_000, float(r)) for r in range(size)] if not members.rank else [], 0, NOW
-            )
-            assert (output == members.rank).all()
-
-    ranks.run(call)
-
-
 def test_a_reduction_to_a_root_is_shared_by_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The root's host receives the others' parts of its share, and their shares: not all arrays of all hosts."""
     came = [0] * 6

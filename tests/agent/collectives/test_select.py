@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 
 import numpy as np
@@ -12,7 +11,7 @@ from support.in_memory import MemoryWorld
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
 from rankmesh_agent.collectives.link import chunks, shards
-from rankmesh_agent.collectives.select import ANY, HIERARCHICAL, NEVER, TABLE, algorithm, algorithms, rows_of
+from rankmesh_agent.collectives.select import ANY, NEVER, TABLE, algorithm, algorithms, rows_of
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Call, OpType
 
@@ -30,25 +29,6 @@ OVER_SEGMENTS = [
     (OpType.ALL_REDUCE, all_reduce.small_segment, all_reduce.chunked_segment),
     (OpType.REDUCE, reduce.small_segment, reduce.chunked_segment),
 ]
-
-
-@pytest.mark.parametrize("medium", ["segment", "link"])
-@pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
-@pytest.mark.parametrize("nbytes", [0, 1, SMALL, 1 << 20, 1 << 40])
-def test_there_is_an_algorithm_for_every_collective_medium_and_size(kind, medium, nbytes):
-    found = algorithm(kind, medium, nbytes, 2, slot_bytes=1 << 20 if medium == "segment" else None)
-    assert found.__module__.rpartition(".")[2] == kind.name.lower()
-    assert found in [each for _, each in algorithms(kind, medium)]
-    assert next(iter(inspect.signature(found).parameters)) == medium
-
-
-@pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
-@pytest.mark.parametrize("nbytes", [0, 1, SMALL, 1 << 20, 1 << 40])
-def test_between_hosts_there_is_one_for_every_collective_too(kind, nbytes):
-    found = algorithm(kind, "hosts", nbytes, 4)
-    assert kind.name.lower() in (found.__module__.rpartition(".")[2], found.__name__)
-    assert (found in HIERARCHICAL) == (found.__module__.rpartition(".")[2] in ("hosts", "leaders"))
-    assert next(iter(inspect.signature(found).parameters)) == ("topology" if found in HIERARCHICAL else "link")
 
 
 @pytest.mark.parametrize(("kind", "small"), OVER_LINKS, ids=lambda value: getattr(value, "name", None))

@@ -40,7 +40,7 @@ def _worlds(**media: tuple[int, ...]) -> list[Any]:
 
 PLAIN = _worlds(tcp=(1, 2, 3, 5, 8), segment=(1, 2, 3, 5, 8))
 """Calls take the algorithms that they always take."""
-ANY = _worlds(link=(2, 3, 4, 8), segment=(2, 3, 7), reads=(2, 3, 7), registered=(2, 3, 7))
+ANY = _worlds(link=(2, 3, 4, 7), segment=(2, 3, 7), reads=(2, 3, 7), registered=(2, 3, 7))
 LAYOUTS = ("aabb", "aaab", "abcc", "abab", "aaaabbbcc", "abcabca", "abbba")
 """Two and two, three and one, one and one and two, four and three and two, and ranks that are not in a row."""
 
