@@ -153,25 +153,6 @@ def test_a_rank_that_leaves_because_of_a_loss_reports_it_before(trio: World, how
     trio.run(attempt)
 
 
-def test_groups_of_some_ranks_have_their_own_order(trio: World) -> None:
-    def attempt(members: LocalCommunicator) -> None:
-        pairs = ((0, 1), (1, 2), (0, 2))
-        made = [
-            trio.group(members.rank, 100 + number, f"pair {number}", ranks) if members.rank in ranks else None
-            for number, ranks in enumerate(pairs)
-        ]
-        for group in reversed(made):
-            if group is not None:
-                array = np.full(9000, float(members.rank))
-                reduce(group, array)
-                assert (array == sum(group.ranks)).all()
-        for group in made:
-            if group is not None:
-                group.close()
-
-    trio.run(attempt)
-
-
 def test_groups_that_differ_in_their_members_raise(trio: World) -> None:
     def attempt(members: LocalCommunicator) -> None:
         ranks = [0, 1, 2] if members.rank != 1 else [0, 1]
