@@ -89,23 +89,6 @@ def test_many_ranks_do_not_all_address_each_other(kind):
             assert rooted or not found.__name__.startswith(("small", "star", "direct"))
 
 
-def test_many_ranks_take_trees_for_short_arrays_and_rings_or_halves_for_long_ones():
-    for size in MANY[1:]:
-        power = size & (size - 1) == 0
-        assert algorithm(OpType.ALL_REDUCE, "link", 4, size) is all_reduce.doubling_link
-        assert algorithm(OpType.ALL_REDUCE, "link", 1 << 20, size) is all_reduce.halving_link
-        longest = all_reduce.halving_link if power else all_reduce.ring_link
-        assert algorithm(OpType.ALL_REDUCE, "link", 1 << 32, size) is longest
-        assert algorithm(OpType.BROADCAST, "link", 4, size) is broadcast.tree_link
-        assert algorithm(OpType.BROADCAST, "link", 1 << 24, size) is broadcast.tree_scatter_link
-        assert algorithm(OpType.REDUCE, "link", 4, size) is reduce.tree_link
-        assert algorithm(OpType.REDUCE, "link", 1 << 24, size) is reduce.all_reduce_link
-        assert algorithm(OpType.GATHER, "link", 4, size) is gather.tree_link
-        assert algorithm(OpType.GATHER, "link", 1 << 24, size) is gather.direct_link
-        assert algorithm(OpType.ALL_GATHER, "link", 1 << 24, size) is all_gather.ring_link
-        assert algorithm(OpType.REDUCE_SCATTER, "link", 1 << 24, size) is reduce_scatter.ring_link
-
-
 @pytest.mark.parametrize("size", range(2, 17))
 def test_few_ranks_pass_on_no_partial_results_that_are_longer_than_the_arrays(size):
     for nbytes in (2 << 20, 1 << 24, 1 << 30):
@@ -118,13 +101,6 @@ def test_the_backend_tells_shared_cores():
     own, shared = (CpuBackend(each[0]).algorithm for each in links)
     assert own(Call(OpType.BROADCAST, plain, count, None, 0)) is broadcast.scatter_link
     assert shared(Call(OpType.BROADCAST, plain, count, None, 0)) is broadcast.chunked_tree_link
-
-
-@pytest.mark.parametrize("size", [2, 4, 12, 16, 17])
-def test_a_long_broadcast_follows_a_tree_where_few_ranks_share_cores(size):
-    own, shared = (algorithm(OpType.BROADCAST, "link", 1 << 24, size, shares_cores=each) for each in (False, True))
-    assert own is (broadcast.scatter_link if size < 17 else broadcast.tree_scatter_link)
-    assert shared is (broadcast.chunked_tree_link if size < 17 else broadcast.tree_scatter_link)
 
 
 def test_an_unused_row_takes_not_even_an_empty_array():

@@ -121,22 +121,6 @@ class TestSizes:
         status, code, _ = await problem(client.post(f"{GROUP}/all_reduce", content=b"x" * 6000))
         assert (status, code) == (413, "body-too-large")
 
-    async def test_of_a_body_whose_length_is_not_said(self, client):
-        async def endless():
-            for _ in range(1000):
-                yield b"x" * 1000
-
-        status, code, _ = await problem(client.post(f"{GROUP}/all_reduce", content=endless()))
-        assert (status, code) == (413, "body-too-large")
-
-    async def test_a_body_in_pieces(self, client):
-        async def pieces():
-            for begin in range(0, len(X), 10):
-                yield X[begin : begin + 10]
-
-        answer = await client.post(f"{GROUP}/all_reduce", content=pieces())
-        assert (from_npy(answer.content) == 1).all()
-
     async def test_of_what_is_to_be_received(self, client):
         query = {"src": 0, "dtype": "float32", "shape": "1000000,1000000"}
         status, code, document = await problem(client.post(f"{GROUP}/scatter", params={"src": 0}, content=b""))
