@@ -176,19 +176,6 @@ def test_memory_that_nobody_uses_any_more_is_given_back(pair: World) -> None:
     assert numbers[0] == numbers[1] == (2,) + (3,) * 19
 
 
-def test_an_array_is_in_use_as_long_as_a_view_of_it_is(pair: World) -> None:
-    def call(members: LocalCommunicator) -> None:
-        view = members.empty(FLOAT32, 10_000, NOW)[10:]
-        other = members.empty(FLOAT32, 10, NOW)
-        assert len(segment_of(members).regions) == 2
-        view[:] = members.rank
-        members.all_reduce(view, ReduceOp.SUM, NOW)
-        assert (view == 1).all()
-        assert other.size == 10
-
-    pair.run(call)
-
-
 def test_registered_memory_has_no_name_once_all_have_it(pair: World) -> None:
     def call(members: LocalCommunicator) -> None:
         array = members.empty(FLOAT32, 10_000, NOW)

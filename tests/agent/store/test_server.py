@@ -386,17 +386,6 @@ class TestTokens:
 
 @pytest.mark.slow
 class TestWaits:
-    def test_the_thread_that_sets_a_key_sends_the_response(self, raw, table, waits):
-        """The response comes while the server's thread is blocked."""
-        waiting, busy = raw(), raw()
-        waiting.send(Get("k", 30.0))
-        waits()
-        with table._lock:
-            busy.send(Count())  # the server's thread waits for the lock from here on
-            Set("k", b"v").apply(table)
-            assert waiting.result(Get("k")) == b"v"
-        assert busy.result(Count()) == 1
-
     def test_a_client_that_has_left_gets_nothing(self, raw, table, waits):
         one = raw()
         one.send(QueuePop("q", 30.0))
