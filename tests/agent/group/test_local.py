@@ -95,20 +95,6 @@ def test_a_receive_from_any_rank_goes_on_while_one_of_them_is_left(trio: World) 
     trio.run(attempt)
 
 
-def test_a_connection_that_breaks_is_a_failed_rank(trio: World) -> None:
-    def attempt(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            for peer in members.engine._peers.values():
-                peer.connection.close()
-            members.engine.closed = True
-            return
-        with pytest.raises(RankFailedError, match=r"rank 0 .* failed \(connection to .* lost") as gone:
-            reduce(members, np.ones(100_000))
-        assert gone.value.ranks == (0,)
-
-    trio.run(attempt)
-
-
 def pending(members: LocalCommunicator) -> Any:
     """Begin a message before the loss; return its wait."""
     work = members.receive(np.zeros(3), 1, 0, LATER)
