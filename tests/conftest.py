@@ -57,8 +57,6 @@ LONGEST = (
     "sdk/cli/test_doctor.py",
     "sdk/test_stores_failure.py",
     "sdk/test_killed_rank.py",
-    "agent/progress/test_message_link.py",
-    "agent/collectives/test_many_ranks.py",
     "sdk/nn/test_bucketer.py",
     "agent/collectives/test_leaders.py",
     "sdk/cli/test_diagnose_dumps.py",

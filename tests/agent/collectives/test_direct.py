@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.oracle import expected
 from support.sweep.media import Pool
 from support.threads import NOW, SHM, World, world
 
@@ -129,18 +128,6 @@ def test_reduce_scatter_in_place_copies_no_input(places: Places, monkeypatch: py
     places.run(call)
 
 
-def test_results_are_the_same_bit_for_bit_as_through_the_slots(places: Places) -> None:
-    def call(members: LocalCommunicator, put: Callable[[Array], Array]) -> None:
-        direct = put(parts[members.rank])
-        members.all_reduce(direct, ReduceOp.SUM, NOW)
-        assert direct.tobytes() == want
-
-    parts = [np.random.default_rng(rank).normal(size=30_000).astype(np.float32) * 1e6 for rank in range(places.size)]
-    want = expected(ReduceOp.SUM, parts).tobytes()
-
-    places.run(call)
-
-
 def test_arrays_that_change_from_call_to_call(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "_MAX_DECODED", 3)
 
@@ -189,19 +176,6 @@ def test_memory_that_nobody_uses_any_more_is_given_back(pair: World) -> None:
     assert numbers[0] == numbers[1] == (2,) + (3,) * 19
 
 
-def test_an_array_is_in_use_as_long_as_a_view_of_it_is(pair: World) -> None:
-    def call(members: LocalCommunicator) -> None:
-        view = members.empty(FLOAT32, 10_000, NOW)[10:]
-        other = members.empty(FLOAT32, 10, NOW)
-        assert len(segment_of(members).regions) == 2
-        view[:] = members.rank
-        members.all_reduce(view, ReduceOp.SUM, NOW)
-        assert (view == 1).all()
-        assert other.size == 10
-
-    pair.run(call)
-
-
 def test_registered_memory_has_no_name_once_all_have_it(pair: World) -> None:
     def call(members: LocalCommunicator) -> None:
         array = members.empty(FLOAT32, 10_000, NOW)
@@ -226,27 +200,6 @@ def test_no_room_is_told_at_every_rank_and_the_group_goes_on(pair: World) -> Non
     first, second = pair.run(call)
     assert first == second
     assert "group rank 0" in first
-
-
-def test_ranks_that_ask_for_different_arrays(pair: World) -> None:
-    def call(members: LocalCommunicator) -> None:
-        with pytest.raises(DistError, match=r"empty\(float32\[5\]\).*empty\(float32\[6\]\)"):
-            members.empty(FLOAT32, 5 + members.rank, NOW)
-        assert members.empty(FLOAT32, 5, NOW).shape == (5,)
-
-    pair.run(call)
-
-
-def test_without_shared_memory_arrays_are_ordinary() -> None:
-    with world(2, "tcp") as made:
-
-        def call(members: LocalCommunicator) -> None:
-            array = members.empty(FLOAT32, 70_000, NOW)
-            array[:] = 1
-            members.all_reduce(array, ReduceOp.SUM, NOW)
-            assert (array == 2).all()
-
-        made.run(call)
 
 
 def test_who_only_reads_does_not_wait_for_the_other_readers(monkeypatch: pytest.MonkeyPatch) -> None:

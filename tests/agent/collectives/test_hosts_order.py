@@ -16,7 +16,6 @@ from rankmesh_agent.collectives.hosts import layout_of
 from rankmesh_agent.collectives.select import algorithm
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.wire.dtypes import COMPLEX32
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
@@ -49,27 +48,11 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
         yield made
 
 
-def same(got: Array, want: Array, what: str = "") -> None:
-    """Fail unless two arrays are equal, bit for bit."""
-    assert got.dtype == want.dtype, what
-    if got.dtype.char in "gG":  # x87 numbers have padding, whose bits mean nothing
-        np.testing.assert_array_equal(got, want, err_msg=what)
-    elif got.tobytes() != want.tobytes():
-        np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8), err_msg=what)
-
-
-def by_host(ranks: World, parts: Sequence[Array], op: ReduceOp = ReduceOp.SUM) -> Array:
-    """Return the reduction associated as the hosts do: of each host's ranks, then of the hosts; wide until the end."""
-    dtype = parts[0].dtype
-    if op is ReduceOp.AVG and dtype.kind in "iu":
-        return expected(op, list(parts))  # exact, whatever the order
-    if dtype == COMPLEX32:
-        wide = [part.view(np.float16).astype(np.float32).view(np.complex64) for part in parts]
-        return by_host(ranks, wide, op).view(np.float32).astype(np.float16).view(dtype)
-    plain = ReduceOp.SUM if op is ReduceOp.AVG else op
-    wide = [part.astype(np.float32) if dtype in NARROW else part for part in parts]
-    result = expected(plain, [expected(plain, [wide[rank] for rank in host]) for host in layout_of(ranks.hosts)])
-    return (np.divide(result, len(parts), dtype=result.dtype) if op is ReduceOp.AVG else result).astype(dtype)
+def by_host(ranks: World, parts: Sequence[Array]) -> Array:
+    """Return the sum associated as the hosts do: of each host's ranks, then of the hosts; wide until the end."""
+    wide = [part.astype(np.float32) if part.dtype in NARROW else part for part in parts]
+    hosts = [expected(ReduceOp.SUM, [wide[rank] for rank in host]) for host in layout_of(ranks.hosts)]
+    return expected(ReduceOp.SUM, hosts).astype(parts[0].dtype)
 
 
 def noise(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
@@ -88,67 +71,15 @@ def test_sums_are_associated_by_host_and_the_same_everywhere(ranks: World, dtype
     def call(members: LocalCommunicator) -> None:
         array = parts[members.rank].copy()
         members.all_reduce(array, ReduceOp.SUM, NOW)
-        same(array, want, "all_reduce")
+        assert array.tobytes() == want.tobytes()
         np.testing.assert_allclose(array.astype(np.float64), precise, atol=coarse)
         for root in range(members.size):
             array = parts[members.rank].copy()
             members.reduce(array, ReduceOp.SUM, root, NOW)
-            same(array, want if members.rank == root else parts[members.rank], "reduce")
+            assert array.tobytes() == (want if members.rank == root else parts[members.rank]).tobytes()
         output = np.empty_like(want)
         members.reduce_scatter(output, [parts[members.rank]] * members.size, ReduceOp.SUM, NOW)
-        same(output, want, "reduce_scatter")
-
-    ranks.run(call)
-
-
-def test_half_precision_is_rounded_once(ranks: World) -> None:
-    def call(members: LocalCommunicator) -> None:
-        array = np.array([2048.0 if members.rank == 0 else 1.0, 60_000.0, 3e-8], np.float16)
-        members.all_reduce(array, ReduceOp.SUM, NOW)
-        assert array[0] == np.float16(2047.0 + members.size)  # in float16, 2048 + 1 is 2048
-        assert array[1] == np.inf
-        array = np.array([60_000.0, 1.0], np.float16)
-        members.all_reduce(array, ReduceOp.AVG, NOW)
-        assert array.tolist() == [60_000.0, 1.0]
-
-    ranks.run(call)
-
-
-def test_special_values(ranks: World) -> None:
-    def call(members: LocalCommunicator) -> Array:
-        array = np.array([np.inf, np.nan if members.rank == 1 else 1.0, 3e38, -0.0], np.float32)
-        with np.errstate(all="raise"):  # the user's choice must not end a collective half-way
-            members.all_reduce(array, ReduceOp.SUM, NOW)
-        smallest = np.array([np.nan if members.rank == 1 else 1.0], np.float16)
-        members.all_reduce(smallest, ReduceOp.MIN, NOW)
-        assert np.isnan(smallest[0])
-        return array
-
-    for got in ranks.run(call):
-        assert got[0] == got[2] == np.inf
-        assert np.isnan(got[1])
-
-
-def test_calls_over_the_link_and_over_the_hosts_in_turn(ranks: World) -> None:
-    def call(members: LocalCommunicator) -> None:
-        size = members.size
-        for turn in range(6):
-            array = np.full(5000, 1.0)
-            members.all_reduce(array, ReduceOp.SUM, NOW)
-            assert (array == size).all()
-            for _ in range(turn):
-                members.barrier(NOW)
-            outputs = [np.zeros(3000) for _ in range(size)]
-            members.all_to_all(outputs, [np.full(3000, float(members.rank)) for _ in range(size)], NOW)
-            assert [output[-1] for output in outputs] == list(range(size))
-            gathered = [np.zeros(20_000) for _ in range(size)] if members.rank == size - 1 else []
-            members.gather(gathered, np.full(20_000, float(members.rank)), size - 1, NOW)
-            assert [output[-1] for output in gathered] == list(range(len(gathered)))
-            output = np.zeros(20_000)
-            members.scatter(
-                output, [np.full(20_000, float(r)) for r in range(size)] if not members.rank else [], 0, NOW
-            )
-            assert (output == members.rank).all()
+        assert output.tobytes() == want.tobytes()
 
     ranks.run(call)
 

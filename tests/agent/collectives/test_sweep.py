@@ -16,14 +16,14 @@ import pytest
 from support.sweep.cell import Cell, Place
 from support.sweep.cover import SLOT_BYTES, cells_of, go_through
 from support.sweep.media import OverCommunicator, Pool, over_http
-from support.threads import LATER, NOW, World, in_threads, world
+from support.threads import NOW, World, in_threads, world
 
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_to_all, float16, link, reduce_scatter, reduction
 from rankmesh_agent.collectives.select import TABLE, Algorithm, Medium, algorithms
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType
 
 Array = np.ndarray[Any, Any]
 Taken = set[tuple[OpType, Medium, Algorithm]]
@@ -40,7 +40,7 @@ def _worlds(**media: tuple[int, ...]) -> list[Any]:
 
 PLAIN = _worlds(tcp=(1, 2, 3, 5, 8), segment=(1, 2, 3, 5, 8))
 """Calls take the algorithms that they always take."""
-ANY = _worlds(link=(2, 3, 4, 8), segment=(2, 3, 7), reads=(2, 3, 7), registered=(2, 3, 7))
+ANY = _worlds(link=(2, 3, 4, 7), segment=(2, 3, 7), reads=(2, 3, 7), registered=(2, 3, 7))
 LAYOUTS = ("aabb", "aaab", "abcc", "abab", "aaaabbbcc", "abcabca", "abbba")
 """Two and two, three and one, one and one and two, four and three and two, and ranks that are not in a row."""
 
@@ -150,25 +150,13 @@ def test_over_http() -> None:
         assert not [text for each in found for text in each["wrong"]]
 
 
-# What the sweep cannot show: the order of the calls, and whether they wait
+# What the sweep cannot show: whether barriers wait
 
 
 @pytest.fixture(scope="module", params=("tcp", "segment"))
 def four(request: pytest.FixtureRequest) -> Iterator[World]:
     with world(4, request.param, slot_bytes=SLOT_BYTES) as made:
         yield made
-
-
-def test_reductions_are_bitwise_the_same_everywhere_also_where_the_order_matters(four: World) -> None:
-    def call(members: LocalCommunicator) -> bytes:
-        digests = b""
-        for count in (3, 4097, 40_000):
-            array = np.random.default_rng([members.rank, count]).normal(size=count).astype(np.float32) * 1e6
-            members.all_reduce(array, ReduceOp.SUM, NOW)
-            digests += array.tobytes()
-        return digests
-
-    assert len(set(four.run(call))) == 1
 
 
 def test_nobody_passes_a_barrier_before_all_have_come(four: World) -> None:
@@ -183,15 +171,3 @@ def test_nobody_passes_a_barrier_before_all_have_come(four: World) -> None:
         return passed
 
     assert four.run(call) == [20] * four.size
-
-
-def test_asynchronous_calls_keep_their_order_and_synchronous_ones_queue_behind_them(four: World) -> None:
-    def call(members: LocalCommunicator) -> np.ndarray[Any, Any]:
-        array = np.full(2000, 1.0)
-        works = [members.all_reduce(array, ReduceOp.SUM, LATER) for _ in range(5)]
-        members.all_reduce(array, ReduceOp.MAX, NOW)
-        assert all(work is not None and work.is_completed() and work.is_success() for work in works)
-        return array
-
-    for got in four.run(call):
-        assert (got == float(four.size) ** 5).all()

@@ -483,15 +483,6 @@ def test_a_callback_may_wait_for_completed_work(alone: Alone, held: threading.Ev
     assert following.wait(SECONDS) is True
 
 
-def test_a_synchronous_call_in_a_callback_is_refused(alone: Alone, held: threading.Event) -> None:
-    following = alone.submit(None, LATER).get_future().then(lambda _: alone.submit())
-    held.set()
-    with pytest.raises(
-        RuntimeError, match="a synchronous barrier in a callback would wait for itself: use async_op=True"
-    ):
-        following.wait(SECONDS)
-
-
 @pytest.mark.parametrize("calls", [True, False], ids=["replaced", "idle"])
 def test_one_thread_is_left_after_a_release(alone: Alone, held: threading.Event, calls: bool) -> None:
     """If the callback makes another call, its thread ends and the new worker goes on; else either of them does."""
@@ -535,13 +526,6 @@ def test_a_callback_may_close_its_group(alone: Alone, held: threading.Event) -> 
     assert ("close", 0) in alone.log
 
 
-def test_a_call_is_queued_behind_a_queued_one_that_has_not_begun(alone: Alone) -> None:
-    alone.submit(options=LATER).wait()
-    alone.queue._queued.append(object())  # type: ignore[arg-type]  # the worker is about to execute it
-    alone.submit()
-    assert alone.log[-1][-1], "the worker executes the call"
-
-
 def test_an_asynchronous_launch_is_executed_at_once_if_it_is_alone(alone: Alone, held: threading.Event) -> None:
     threads: list[str] = []
 
@@ -554,11 +538,7 @@ def test_an_asynchronous_launch_is_executed_at_once_if_it_is_alone(alone: Alone,
     held.set()
     assert queued.wait(SECONDS)
     assert launch() is None
-    alone.queue._queued.append(object())  # type: ignore[arg-type]  # the worker is about to execute it
-    queued = launch()
-    assert queued is not None
-    assert queued.wait(SECONDS)
-    assert threads == [WORKER, threading.current_thread().name, WORKER]
+    assert threads == [WORKER, threading.current_thread().name]
 
 
 def test_ctrl_c_in_a_queued_call_aborts_the_group(alone: Alone, held: threading.Event) -> None:
@@ -577,10 +557,3 @@ def test_ctrl_c_in_a_queued_call_aborts_the_group(alone: Alone, held: threading.
     with pytest.raises(GroupAbortedError):
         alone.submit(lambda: ran.append(2))
     assert not ran
-
-
-def test_the_first_failure_is_kept(alone: Alone) -> None:
-    alone.state.abort(GroupAbortedError("first"))
-    alone.state.on_abort(b'{"code": "group-aborted", "message": "second"}')
-    assert alone.state.failure is not None
-    assert alone.state.failure.message == "first"

@@ -95,20 +95,6 @@ def test_a_receive_from_any_rank_goes_on_while_one_of_them_is_left(trio: World) 
     trio.run(attempt)
 
 
-def test_a_connection_that_breaks_is_a_failed_rank(trio: World) -> None:
-    def attempt(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            for peer in members.engine._peers.values():
-                peer.connection.close()
-            members.engine.closed = True
-            return
-        with pytest.raises(RankFailedError, match=r"rank 0 .* failed \(connection to .* lost") as gone:
-            reduce(members, np.ones(100_000))
-        assert gone.value.ranks == (0,)
-
-    trio.run(attempt)
-
-
 def pending(members: LocalCommunicator) -> Any:
     """Begin a message before the loss; return its wait."""
     work = members.receive(np.zeros(3), 1, 0, LATER)
@@ -149,25 +135,6 @@ def test_a_rank_that_leaves_because_of_a_loss_reports_it_before(trio: World, how
                 reduce(members, np.ones(3))
             assert gone.value.ranks == (1,)
             over.set()
-
-    trio.run(attempt)
-
-
-def test_groups_of_some_ranks_have_their_own_order(trio: World) -> None:
-    def attempt(members: LocalCommunicator) -> None:
-        pairs = ((0, 1), (1, 2), (0, 2))
-        made = [
-            trio.group(members.rank, 100 + number, f"pair {number}", ranks) if members.rank in ranks else None
-            for number, ranks in enumerate(pairs)
-        ]
-        for group in reversed(made):
-            if group is not None:
-                array = np.full(9000, float(members.rank))
-                reduce(group, array)
-                assert (array == sum(group.ranks)).all()
-        for group in made:
-            if group is not None:
-                group.close()
 
     trio.run(attempt)
 

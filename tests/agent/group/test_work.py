@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -27,67 +26,12 @@ def message_of(complete, seconds=20.0, op="send"):
     return Work(op, [], message=SimpleNamespace(op=op, deadline=Deadline(seconds), complete=complete, source=lambda: 3))
 
 
-def test_a_work_that_fails_has_its_error():
-    work = call_of()
-    assert not work.is_completed()
-    work.end(OSError("no"))
-    assert work.is_completed()
-    assert isinstance(work.exception(), OSError)
-
-
-@pytest.mark.parametrize("timeout", [0.01, timedelta(milliseconds=10)])
-def test_waiting_too_long_is_a_timeout_and_the_operation_goes_on(timeout):
-    work = call_of()
-    with pytest.raises(CollectiveTimeoutError, match=r"all_reduce did not end within 0\.01 s"):
-        work.wait(timeout)
-    work.end(None)
-    assert work.wait(timeout)
-
-
 def test_a_timeout_of_the_operation_itself_is_raised_as_it_is():
     work = call_of()
     work.end(CollectiveTimeoutError("rank 1 is missing", ranks=[1]))
     with pytest.raises(CollectiveTimeoutError, match="rank 1 is missing") as caught:
         work.wait(5)
     assert caught.value.ranks == (1,)
-
-
-def test_the_result_of_an_operation_under_way_is_not_to_be_had():
-    with pytest.raises(RuntimeError, match=r"call wait\(\) first"):
-        call_of().result()
-
-
-def test_only_receives_have_a_source():
-    with pytest.raises(RuntimeError, match="source_rank"):
-        call_of().source_rank()
-
-
-def test_callbacks_run_in_order_before_or_after_the_end():
-    future, seen = Future(), []
-    first = future.then(lambda done: seen.append(("first", done.value())) or 7)
-    second = first.then(lambda done: done.value() + 1)
-    assert not second.done()
-    future.set_result(3)
-    late = future.then(lambda done: seen.append(("late", done.value())))
-    assert late.done()
-    assert second.wait(1) == 8
-    assert seen == [("first", 3), ("late", 3)]
-
-
-def test_an_error_travels_along_the_callbacks():
-    future = Future()
-    following = future.then(lambda done: done.value())
-    future.set_exception(KeyError("x"))
-    with pytest.raises(KeyError):
-        following.wait(1)
-
-
-def test_a_future_wakes_those_who_wait():
-    future = Future()
-    threading.Timer(0.05, future.set_result, [1]).start()
-    assert future.wait(10) == 1
-    with pytest.raises(TimeoutError):
-        Future().wait(0.01)
 
 
 @pytest.mark.parametrize("error", [None, DistBackendError("rank 1 is gone", ranks=[1])], ids=["done", "failed"])
@@ -177,18 +121,6 @@ def test_a_future_of_torchs_result(error, result):
     assert future.wait(1) == result
 
 
-def test_a_call_that_has_begun_is_not_withdrawn():
-    work, gone = call_of(), DistBackendError("no longer wanted")
-    assert work.withdraw(gone)
-    assert not work.withdraw(gone)
-    assert not work.claim()
-    work.end(None)
-    assert isinstance(work.exception(), DistBackendError)
-    begun = call_of()
-    assert begun.claim()
-    assert not begun.withdraw(gone)
-
-
 # Messages with a future
 
 
@@ -241,28 +173,6 @@ def test_a_work_is_awaited_without_a_thread():
     asyncio.run(run())
 
 
-def test_an_awaiting_task_gets_the_error_of_the_operation():
-    async def run():
-        work = call_of()
-        asyncio.get_running_loop().call_later(0.01, work.end, DistBackendError("rank 1 is gone", ranks=[1]))
-        with pytest.raises(DistBackendError, match="rank 1 is gone"):
-            await work
-
-    asyncio.run(run())
-
-
-def test_a_task_that_is_cancelled_leaves_the_operation_running():
-    async def run():
-        work = call_of()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(work, 0.01)
-        assert not work.is_completed()
-        work.end(None)
-        assert await work
-
-    asyncio.run(run())
-
-
 def test_the_end_of_a_loop_does_not_disturb_the_thread_that_completes_the_operation(caplog):
     work, following = call_of(), []
 
@@ -275,15 +185,3 @@ def test_the_end_of_a_loop_does_not_disturb_the_thread_that_completes_the_operat
     work.end(None)
     assert following == [[]]
     assert not caplog.records
-
-
-def test_messages_are_awaited():
-    arrived = threading.Event()
-
-    async def run():
-        works = [message_of(lambda deadline: arrived.is_set(), op="recv") for _ in range(3)]
-        threading.Timer(0.05, arrived.set).start()
-        assert await asyncio.wait_for(asyncio.gather(*works), 20) == [True] * 3
-        assert await works[0]
-
-    asyncio.run(run())

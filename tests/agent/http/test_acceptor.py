@@ -11,11 +11,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from rankmesh_agent.http import acceptor
 from rankmesh_agent.http.acceptor import Accepted, Acceptor
 from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.sockets import bind, listen_unix
-from rankmesh_agent.wire.hello import Service, Verdict, preface, welcome
+from rankmesh_agent.wire.hello import Service, preface
 
 REQUEST = preface(Service.SNAPSHOT)
 
@@ -129,20 +128,6 @@ def test_the_oldest_idle_client_makes_room(port, two_unauthenticated):
             with contextlib.suppress(ConnectionResetError):  # it has sent what was not read
                 assert client.recv(1) == b""
     assert not port.result.done()
-
-
-def test_an_idle_client_is_closed(port, monkeypatch):
-    monkeypatch.setattr(acceptor, "HEAD_SECONDS", 0.1)
-    with port.connect() as idle:
-        assert idle.recv(1) == b""
-    assert served(port)
-
-
-def test_a_service_that_it_does_not_have_is_refused(port):
-    with port.connect(preface(Service.STORE)) as client:
-        assert client.recv(100) == welcome(Verdict.OTHER_SERVICE)
-        assert client.recv(1) == b""
-    assert served(port)
 
 
 def test_a_handler_that_fails_closes_its_connection_alone(port, monkeypatch, caplog):

@@ -31,10 +31,6 @@ def test_a_deadline_comes_nearer_and_passes(clock):
     assert deadline.seconds == 10
 
 
-def test_no_time_at_all_has_passed_at_once(clock):
-    assert Deadline(0).expired()
-
-
 def test_an_endless_deadline_never_passes(clock):
     deadline = Deadline(math.inf)
     clock[0] += 1e12

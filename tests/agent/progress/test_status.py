@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,16 +21,24 @@ from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import ReduceOp
 
 Array = np.ndarray[Any, Any]
-SIZES = (12, 14, 20)
-"""Ranks that call by way of one rank; in rounds, where all announce themselves to all; and to their neighbours only."""
-ODD = (3, 7)
+SIZES = (12, 13, 14, 20)
+"""Ranks that call by way of one rank; along a tree, as they share cores; in rounds, where all announce themselves to
+all; and to their neighbours only."""
+ODD = (0, 7)
 """Ranks that do not make the others' call."""
+
+
+@contextlib.contextmanager
+def ranks_of(size: int) -> Iterator[World]:
+    with world(size, "tcp") as made:
+        for members in made.communicators:
+            members.link.shares_cores = size == 13  # type: ignore[misc]
+        yield made
 
 
 @pytest.fixture(scope="module", params=SIZES)
 def many(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Ranks whose calls take rounds."""
-    with world(request.param, "tcp") as made:
+    with ranks_of(request.param) as made:
         yield made
 
 
@@ -77,7 +87,7 @@ def test_a_mismatch_names_the_ranks_and_their_calls(many: World, call: Callable[
         assert set(error.ranks) == named
         assert error.message.count("all_gather(float64[2])") >= 1
         if many.size > FEW_RANKS:
-            assert "; ranks 3, 7: all_gather(float64[2])" in error.message
+            assert "ranks 0, 7: all_gather(float64[2])" in error.message
         assert call.__name__.replace("long", "all_reduce") in error.message
 
 
@@ -104,8 +114,8 @@ def test_no_rank_is_more_than_a_call_ahead(many: World) -> None:
 @pytest.mark.parametrize(
     ("call", "size"),
     [
-        *((LocalCommunicator.barrier, 12), (LocalCommunicator.barrier, 14)),
-        *((all_reduce, 14), (all_reduce, 20), (broadcast, 12), (broadcast, 20)),
+        *((LocalCommunicator.barrier, size) for size in (12, 13, 14)),
+        *((all_reduce, 13), (all_reduce, 14), (all_reduce, 20), (broadcast, 12), (broadcast, 20)),
     ],
     ids=lambda value: value if isinstance(value, int) else value.__name__,
 )
@@ -119,10 +129,44 @@ def test_a_timeout_names_the_missing_ranks(size: int, call: Callable[..., None])
             call(members, Options(3.0))
         return caught.value
 
-    with world(size, "tcp") as made:
+    with ranks_of(size) as made:
         for error in made.run(run):
             if error is not None:
                 assert set(error.ranks) == set(ODD), error.message
+
+
+@pytest.mark.parametrize("odd", [0, 11])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_that_leaves_without_the_call_is_named(size: int, odd: int) -> None:
+    all_made_the_call = threading.Barrier(size)
+
+    def run(members: LocalCommunicator) -> None:
+        members.barrier(NOW)
+        all_made_the_call.wait(60)
+        if members.rank == odd:
+            members.close()
+            members.engine.close("bored", timeout=0.5)
+            return
+        with pytest.raises(DistBackendError, match=rf"rank {odd} .*left \(bored\)") as caught:
+            members.barrier(NOW)
+        assert caught.value.ranks == (odd,)
+
+    with ranks_of(size) as made:
+        made.run(run)
+
+
+@pytest.mark.parametrize("odd", [0, 11])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_that_leaves_after_its_last_call_disturbs_nobody(size: int, odd: int) -> None:
+    def run(members: LocalCommunicator) -> None:
+        members.barrier(NOW)
+        members.barrier(NOW)
+        if members.rank == odd:
+            members.close()
+            members.engine.close(timeout=0.5)
+
+    with ranks_of(size) as made:
+        made.run(run)
 
 
 def tables(size: int) -> tuple[list[CallTable], list[list[tuple[Sequence[int], bytes]]]]:

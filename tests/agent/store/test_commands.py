@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec import structs
 
 from rankmesh_agent.store.commands import (
     Add,
@@ -22,7 +21,6 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
-from rankmesh_agent.store.condition import Condition, etag
 from rankmesh_agent.store.keys import MAX_KEY_BYTES, MAX_KEYS, MAX_VALUE_BYTES, check_keys, check_values
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import (
@@ -30,51 +28,9 @@ from rankmesh_agent.wire.errors import (
     InvalidValueError,
     KeyNotFoundError,
     NotANumberError,
-    PreconditionFailedError,
     QueueEmptyError,
     StoreTimeoutError,
 )
-
-ABSENT, ANY, NONE = Condition(if_absent=True), Condition(("*",)), Condition(())
-ONE, OTHER = Condition((etag(b"0"), etag(b"1"))), Condition(if_none_match=(etag(b"1"),))
-
-
-@pytest.mark.parametrize(
-    ("condition", "value", "reason"),
-    [
-        (ABSENT, None, ""),
-        (ABSENT, b"1", "key 'k' has a value already"),
-        (ANY, None, "key 'k' has no value"),
-        (ANY, b"1", ""),
-        (ONE, None, "key 'k' has no value"),
-        (ONE, b"1", ""),
-        (ONE, b"2", f"key 'k' has another value, with ETag {etag(b'2')}"),
-        (NONE, b"1", "has another value"),
-        (OTHER, None, ""),
-        (OTHER, b"1", f"key 'k' has that very value, with ETag {etag(b'1')}"),
-        (OTHER, b"2", ""),
-    ],
-)
-@pytest.mark.parametrize("command", [Set("k", b"new"), Delete("k")], ids=["set", "delete"])
-def test_conditions(command, condition, value, reason):
-    table = Table()
-    if value is not None:
-        Set("k", value).apply(table)
-    conditional = structs.replace(command, condition=condition)
-    if reason:
-        with pytest.raises(PreconditionFailedError, match=reason):
-            conditional.apply(table)
-        assert table.value("k") == value
-    else:
-        conditional.apply(table)
-        assert table.value("k") == (b"new" if isinstance(command, Set) else None)
-
-
-def test_prefixes():
-    table = Table()
-    MultiSet((("b/2", b""), ("a", b""), ("b/1", b""))).apply(table)
-    found = {prefix: (Keys(prefix).apply(table), Count(prefix).apply(table)) for prefix in ("", "b/", "none")}
-    assert found == {"": (["a", "b/1", "b/2"], 3), "b/": (["b/1", "b/2"], 2), "none": ([], 0)}
 
 
 def test_timeout_errors_name_the_missing_keys():

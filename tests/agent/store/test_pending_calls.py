@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from support.processes import wait_until
 
-from rankmesh_agent.store import replies
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Get, MultiGet, QueueLen, QueuePop, QueuePush, Set, Wait
-from rankmesh_agent.store.replies import MAX_REPLIES
 from rankmesh_agent.wire.errors import NotANumberError, QueueEmptyError
 
 pytestmark = pytest.mark.anyio
@@ -119,19 +117,6 @@ class TestIdempotencyKeys:
         assert await store.submit(QueueLen("q")) == 2
         assert [await store.submit(QueuePop("q", seconds), "pop") for seconds in (0.0, 30.0)] == [b"1", b"1"]
         assert await store.submit(QueuePop("q"), "another") == b"2"
-
-    async def test_replies_do_not_fill_the_memory(self, store, table, store_server, monkeypatch):
-        size = 4 * MAX_REPLIES
-        monkeypatch.setattr(replies, "MAX_REPLY_BYTES", 10 * MAX_REPLIES)
-        for number in range(10):
-            await store.submit(QueuePush("q", bytes(size)))
-            await store.submit(QueuePop("q"), f"pop {number}")
-            late = await begun(store, table, POP, f"late pop {number}")
-            await store.submit(QueuePush("q", bytes(size)))
-            await late
-        assert table.replies._bytes <= 10 * MAX_REPLIES + 2 * size
-        await store.submit(QueuePush("q", b"another"))
-        assert await store.submit(QueuePop("q"), "late pop 9") == bytes(size)
 
     async def test_an_error_is_not_kept(self, store, table):
         Set("k", b"x").apply(table)

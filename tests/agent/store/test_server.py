@@ -42,8 +42,6 @@ from rankmesh_agent.wire.credentials import Credentials, for_job
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
     DistNetworkError,
-    DistStoreError,
-    IdempotencyKeyReusedError,
     ProtocolError,
     StoreLostError,
 )
@@ -59,9 +57,7 @@ from rankmesh_agent.wire.hello import (
     welcome,
 )
 from rankmesh_agent.wire.store_frames import (
-    HEADER,
     HEADER_BYTES,
-    MAX_BYTES,
     NO_STORE_ID,
     UNIX_NAME_BYTES,
     RequestId,
@@ -344,27 +340,6 @@ class TestUnauthenticatedClients:
             assert client.execute(Get("k")) == b"v"
         assert next(refused, 0) == 0
 
-    @pytest.mark.parametrize(
-        "frame",
-        [
-            HEADER.pack(MAX_BYTES + 1, 1),
-            HEADER.pack(0, 1),
-            codec.encode_command(Get("k", float("nan")), 1),
-            codec.encode_command(Get("k"), 1) * 2,
-            b"\xff" * 100,
-        ],
-        ids=range(5),
-    )
-    def test_a_malformed_request(self, raw, frame):
-        one = raw()
-        one.sock.sendall(frame)
-        assert one.is_closed()
-
-    def test_half_a_request(self, raw):
-        one = raw()
-        one.sock.sendall(codec.encode_command(Set("k", bytes(1000)), 1)[:-1])
-        one.sock.close()
-
     def test_a_second_request_while_the_first_waits(self, raw, table, waits):
         one = raw()
         one.send(Get("none", 30.0))
@@ -411,17 +386,6 @@ class TestTokens:
 
 @pytest.mark.slow
 class TestWaits:
-    def test_the_thread_that_sets_a_key_sends_the_response(self, raw, table, waits):
-        """The response comes while the server's thread is blocked."""
-        waiting, busy = raw(), raw()
-        waiting.send(Get("k", 30.0))
-        waits()
-        with table._lock:
-            busy.send(Count())  # the server's thread waits for the lock from here on
-            Set("k", b"v").apply(table)
-            assert waiting.result(Get("k")) == b"v"
-        assert busy.result(Count()) == 1
-
     def test_a_client_that_has_left_gets_nothing(self, raw, table, waits):
         one = raw()
         one.send(QueuePop("q", 30.0))
@@ -489,14 +453,6 @@ class TestBrokenConnections:
     def through_the_proxy(self, request, monkeypatch):
         if "losing" in request.fixturenames:
             monkeypatch.setattr(Connector, "_connect_unix", lambda _: None)
-
-    @pytest.mark.parametrize("lost", ["request", "answer"])
-    def test_the_request_is_repeated(self, losing, table, call, lost):
-        command, result, end = call
-        Set("k", b"1").apply(table)
-        with losing(lost) as url, contextlib.closing(StoreClient(url, "secret")) as store:
-            assert store.execute(command) == result
-        assert table.value("k") == end
 
     def test_it_is_repeated_once(self, losing, table):
         with (
@@ -584,30 +540,6 @@ class TestALog:
         again = RequestId(b"n" * 64, 9)
         assert log.seen == [("changed", first(1), 1), ("handed_over", second(5), first(2)), ("changed", again, 2)]
         assert log.request_id is None
-
-    def test_a_request_of_an_earlier_server_has_its_reply_there(self, raw, table, log):
-        table.replies.add(RequestId(b"n" * 64, 9), codec.encode_result(0, 7))
-        one = raw()
-        assert one.ask(Add("k"), 3, RequestId(b"n" * 64, 9)) == 7
-        with pytest.raises(IdempotencyKeyReusedError):
-            one.ask(Add("k"), 4, RequestId(b"n" * 64, 8, keyed=True))
-        assert table.value("k") is None
-
-    def test_what_cannot_be_recorded_is_an_error_of_both_requests_and_can_be_repeated(self, raw, table, log, waits):
-        one, two, again = raw(), raw(), RequestId(b"n" * 64, 9, keyed=True)
-        one.send(QueuePop("q", 30.0), 1, again)
-        waits("q")
-        log.handed_over.side_effect = log.changed.side_effect = DistStoreError("the disk is full")
-        for seq, command in enumerate((Add("k"), QueuePush("q", b"v"))):
-            with pytest.raises(DistStoreError, match="the disk is full"):
-                two.ask(command, seq)
-        with pytest.raises(DistStoreError, match="the disk is full"):
-            one.result(QueuePop("q"))
-        assert (table.value("k"), table.length("q")) == (None, 0)
-        log.changed.side_effect = None
-        assert two.ask(Add("k"), 7) == 1
-        two.ask(QueuePush("q", b"v"), 8)
-        assert one.ask(QueuePop("q"), 2, again) == b"v"
 
 
 class TestSeveralStores:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,81 +19,15 @@ def table() -> Table:
     return Table()
 
 
-def in_threads(count, function):
-    with ThreadPoolExecutor(count) as threads:
-        return list(threads.map(function, range(count), timeout=30.0))
-
-
 def watch(table, *keys):
     return table.watch(keys, dict)
 
 
-def test_threads_that_add(table):
-    in_threads(16, lambda _: [Add("n").apply(table) for _ in range(200)])
-    assert Add("n", 0).apply(table) == 3200
-
-
 class TestWatch:
-    def test_a_cancelled_one_is_removed(self, table):
-        kept, dropped = watch(table, "a"), watch(table, "a", "b")
-        assert dropped.cancel()
-        assert set(table._watches) == {"a"}
-        Set("a", b"1").apply(table)
-        assert kept.done()
-        assert table._watches == {}
-        with pytest.raises(CancelledError):
-            dropped.result(0)
-
     def test_a_callback_may_use_the_table(self, table):
         watch(table, "a").add_done_callback(lambda _: Set("b", b"2").apply(table))
         Set("a", b"1").apply(table)
         assert table.keys() == ["a", "b"]
-
-    def test_threads_that_watch_set_and_cancel(self, table):
-        keys = [str(index) for index in range(16)]
-        met = threading.Barrier(16)
-
-        def one(index):
-            met.wait(10.0)
-            future = watch(table, *keys)
-            watch(table, *keys).cancel()
-            Set(keys[index], b"%d" % index).apply(table)
-            return future.result(10.0)
-
-        assert in_threads(16, one) == [{key: key.encode() for key in keys}] * 16
-        assert table._watches == {}
-
-
-class TestQueues:
-    def test_a_cancelled_pop_gets_nothing(self, table):
-        cancelled, waiting = table.pop("q"), table.pop("q")
-        assert cancelled.cancel()
-        table.push("q", b"1")
-        assert waiting.result(0) == b"1"
-        assert table.pop("q").cancel()
-        assert table._pending_pops == {}
-        table.push("q", b"2")
-        assert table.length("q") == 1
-
-    def test_a_value_that_is_put_back_is_the_first_again(self, table):
-        table.push("q", b"2")
-        table.push("q", b"1", first=True)
-        assert [table.pop("q").result(0) for _ in range(2)] == [b"1", b"2"]
-
-    def test_threads_that_push_and_pop_lose_nothing(self, table):
-        taken = []
-
-        def one(index):
-            for number in range(200):
-                table.push("q", b"%d/%d" % (index, number))
-                if not (future := table.pop("q")).cancel():
-                    taken.append(future.result(10.0))
-
-        in_threads(8, one)
-        while not (future := table.pop("q")).cancel():
-            taken.append(future.result(0))
-        assert sorted(taken) == sorted(b"%d/%d" % (index, number) for index in range(8) for number in range(200))
-        assert table._pending_pops == {}
 
 
 def test_closing_cancels_all_waits(table):

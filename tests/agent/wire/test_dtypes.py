@@ -23,7 +23,6 @@ NAMES = [
 SPECIAL = {f"opaque{8 * size}": f"V{size}" for size in (1, 2, 4, 8, 16)}
 SPECIAL["complex32"] = [("real", "f2"), ("imag", "f2")]
 FAMILIES = {"bool": "bool", "u?int": "int", "b?float|longdouble": "float", "c": "complex", "opaque": "opaque"}
-ALL = pytest.mark.parametrize("dtype", dtypes.FROM_CODE.values(), ids=dtypes.FROM_NAME)
 NARROW = pytest.mark.parametrize("dtype", dtypes.WIDE, ids=dtypes.display)
 
 
@@ -39,12 +38,6 @@ def test_codes_are_stable(code, name):
 def test_there_are_no_others():
     assert list(dtypes.FROM_CODE) == list(range(1, len(NAMES) + 1))
     assert len(set(dtypes.FROM_CODE.values())) == len(NAMES), "no two types are taken for each other"
-
-
-@pytest.mark.parametrize("character", np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?")
-def test_every_number_has_a_code(character):
-    dtype = np.dtype(character)
-    assert dtypes.FROM_CODE[dtypes.code_of(dtype)] == dtype
 
 
 @pytest.mark.parametrize(("alias", "code"), [("longlong", 5), ("ulonglong", 9), ("long", 5), ("intp", 5), ("byte", 2)])
@@ -73,19 +66,6 @@ def test_the_other_byte_order_is_refused(name):
 def test_what_is_not_known_has_a_name_too():
     assert dtypes.name_of(999) == "dtype #999"
     assert dtypes.display(np.dtype("datetime64[s]")) == "datetime64[s]"
-
-
-@ALL
-def test_arrays_can_be_made_of_bytes_and_give_them(dtype):
-    octets = np.random.default_rng(1).integers(0, 2, 5 * dtype.itemsize, np.uint8)
-    array = np.empty(5, dtype)
-    array.view(np.uint8).data[:] = octets.data
-    assert array.tobytes() == octets.tobytes()
-    assert np.frombuffer(array.view(np.uint8).data, dtype).tobytes() == octets.tobytes()
-
-
-def test_opaque_types_are_those_without_arithmetic():
-    assert {np.dtype(f"V{size}") for size in (1, 2, 4, 8, 16)} == dtypes.OPAQUE
 
 
 def test_what_is_accumulated_in_a_wider_type():

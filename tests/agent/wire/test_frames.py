@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rankmesh_agent.wire import dtypes
 from rankmesh_agent.wire.errors import ProtocolError
-from rankmesh_agent.wire.frames import HEADER_BYTES, SMALL, Header, Opcode, decode, encode
+from rankmesh_agent.wire.frames import SMALL, Header, Opcode, decode, encode
 
 GOLDEN = [
     (
@@ -50,11 +50,6 @@ OPCODES = "ENTER PART EAGER RTS CTS BULK CREDIT REFUSE ABORT GOODBYE WITHDRAW DO
 def test_golden_bytes_both_ways(header, golden):
     assert encode(*header) == bytes.fromhex(golden)
     assert decode(bytes.fromhex(golden)) == header
-
-
-def test_a_header_is_64_bytes():
-    assert HEADER_BYTES == 64
-    assert len(encode(Opcode.ENTER)) == 64
 
 
 def test_opcodes_keep_their_numbers():

@@ -68,6 +68,8 @@ def fields(headers: dict[str, str]) -> dict[str, str]:
 
 ONE, TWO = etag(b"1"), etag(b"2")
 FAILED, INVALID = "precondition-failed", "invalid-request"
+SAME = f"{FAILED}:key 'k' has that very value, with ETag {ONE}"
+OTHER = f"{FAILED}:key 'k' has another value, with ETag {TWO}"
 SWAP = {"key": "k", "expected": "", "desired": "/w=="}
 SESSIONS: dict[str, list[Step]] = {
     "a value": [
@@ -126,11 +128,11 @@ SESSIONS: dict[str, list[Step]] = {
     ],
     "If-None-Match of a change": [
         put(b"1", If_None_Match="*"),
-        put(b"2", 412, FAILED, If_None_Match="*"),
+        put(b"2", 412, f"{FAILED}:key 'k' has a value already", If_None_Match="*"),
         *(
             each
             for same in (ONE, f"W/{ONE}", f'"x", {ONE}')
-            for each in (put(b"2", 412, FAILED, If_None_Match=same), delete(412, FAILED, If_None_Match=same))
+            for each in (put(b"2", 412, SAME, If_None_Match=same), delete(412, SAME, If_None_Match=same))
         ),
         put(b"2", If_None_Match='"x", W/"y"'),
         get(b"2"),
@@ -148,13 +150,15 @@ SESSIONS: dict[str, list[Step]] = {
         get(FAILED, 412, If_Match='"x"', If_None_Match=ONE),
     ],
     "If-Match of a change": [
-        put(b"1"),
+        put(b"1", 412, f"{FAILED}:key 'k' has no value", If_Match="*"),
+        delete(412, f"{FAILED}:key 'k' has no value", If_Match=ONE),
+        put(b"1", If_None_Match=ONE),
         put(b"2", If_Match=f'"x", {ONE}'),
         put(b"2", If_Match="*"),
         *(
             each
             for stale in (ONE, f"W/{TWO}", 'W/"*", "x"', "")
-            for each in (put(b"3", 412, FAILED, If_Match=stale), delete(412, FAILED, If_Match=stale))
+            for each in (put(b"3", 412, OTHER, If_Match=stale), delete(412, OTHER, If_Match=stale))
         ),
         get(b"2"),
         delete(204, If_Match=TWO),

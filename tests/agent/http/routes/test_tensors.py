@@ -92,15 +92,6 @@ async def test_shapes(trio, shape):
         assert answer.headers["RankMesh-Shape"] == query["shape"]
 
 
-@pytest.mark.parametrize(
-    "change", [np.asfortranarray, lambda array: array.astype(">f4")], ids=["fortran order", "other byte order"]
-)
-async def test_arrays_that_lie_otherwise(trio, change):
-    given = [change(values(rank)) for rank in range(SIZE)]
-    for array in arrays(await all_make(trio, "all_reduce", list(map(npy, given)))):
-        same(array, oracle.expected(ReduceOp.SUM, [values(rank) for rank in range(SIZE)]))
-
-
 @pytest.mark.parametrize("by", ["query", "example"])
 async def test_broadcast(trio, by):
     root = 1
