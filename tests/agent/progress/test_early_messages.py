@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from support.threads import LATER, NOW, World, world
 from rankmesh_agent.collectives import all_reduce
 from rankmesh_agent.collectives.select import algorithm
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 SIZE, COUNT = 3, 200_000
@@ -22,12 +21,6 @@ def ranks() -> Iterator[World]:
     assert algorithm(OpType.ALL_REDUCE, "link", 8 * COUNT, SIZE) is all_reduce.direct_link
     with world(SIZE, "tcp") as made:
         yield made
-
-
-def reduce(members: LocalCommunicator) -> None:
-    array = np.full(COUNT, float(members.rank))
-    members.all_reduce(array, ReduceOp.SUM, NOW)
-    assert (array == SIZE * (SIZE - 1) / 2).all()
 
 
 def test_a_message_behind_them_is_received_before_the_call(ranks: World) -> None:
@@ -46,33 +39,5 @@ def test_a_message_behind_them_is_received_before_the_call(ranks: World) -> None
                     assert received[0] == number
                 members.all_reduce(array, ReduceOp.SUM, NOW)
             assert (array == SIZE * (SIZE - 1) / 2).all()
-
-    ranks.run(run)
-
-
-def shorter(members: LocalCommunicator) -> None:
-    members.all_reduce(np.ones(COUNT // 2), ReduceOp.SUM, NOW)
-
-
-def scatter_reduced(members: LocalCommunicator) -> None:
-    members.reduce_scatter(np.ones(COUNT), [np.ones(COUNT)] * SIZE, ReduceOp.SUM, NOW)
-
-
-def barrier(members: LocalCommunicator) -> None:
-    members.barrier(NOW)
-
-
-@pytest.mark.parametrize("stray", [shorter, scatter_reduced, barrier])
-@pytest.mark.parametrize("odd", range(SIZE))
-def test_those_of_different_calls_change_no_array_and_no_later_call(
-    ranks: World, odd: int, stray: Callable[[LocalCommunicator], None]
-) -> None:
-    def run(members: LocalCommunicator) -> None:
-        for _ in range(3):
-            array = np.full(COUNT, float(members.rank))
-            with pytest.raises(CollectiveMismatchError):
-                stray(members) if members.rank == odd else members.all_reduce(array, ReduceOp.SUM, NOW)
-            assert (array == members.rank).all()
-            reduce(members)
 
     ranks.run(run)

@@ -102,17 +102,15 @@ def test_what_is_not_a_frame_of_ours_is_refused(offset, bytes_there, reported):
         decode(data)
 
 
-@pytest.mark.parametrize("opcode", [opcode for opcode in Opcode if opcode.name not in ("PART", "BULK")])
 @pytest.mark.parametrize("length", [SMALL + 1, 2**63, 2**64 - 1])
-def test_a_length_over_the_limit_is_refused(opcode, length):
-    assert decode(encode(opcode, length=SMALL)).length == SMALL
-    with pytest.raises(ProtocolError, match=f"a {opcode.name} frame of {length} bytes is over the limit"):
-        decode(encode(opcode, length=length))
-
-
-@pytest.mark.parametrize("opcode", [Opcode.PART, Opcode.BULK])
-def test_data_for_a_posted_buffer_may_be_large(opcode):
-    assert decode(encode(opcode, length=2**64 - 1)).length == 2**64 - 1
+def test_only_data_for_a_posted_buffer_may_be_large(length):
+    for opcode in Opcode:
+        assert decode(encode(opcode, length=SMALL)).length == SMALL
+        if opcode in (Opcode.PART, Opcode.BULK):
+            assert decode(encode(opcode, length=length)).length == length
+        else:
+            with pytest.raises(ProtocolError, match=f"a {opcode.name} frame of {length} bytes is over the limit"):
+                decode(encode(opcode, length=length))
 
 
 @pytest.mark.parametrize("limit", [0, 100, 2 * SMALL])

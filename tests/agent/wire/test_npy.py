@@ -37,8 +37,12 @@ def drawn(shape: tuple[int, ...], dtype: np.dtype) -> npy.Array:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", FROM_NAME)
-def test_what_is_written_is_read(name, shape):
+def test_what_is_written_is_read(shape):
+    for name in FROM_NAME:
+        check_round_trip(name, shape)
+
+
+def check_round_trip(name, shape):
     array = drawn(shape, FROM_NAME[name])
     body = octets(npy.header_of(array) + array.tobytes())
     found = npy.read(body, FROM_NAME[name])
@@ -50,10 +54,10 @@ def test_what_is_written_is_read(name, shape):
     assert read_by_numpy.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize("name", sorted(FROM_NAME.keys() - {"float8_e5m2"}))  # NumPy itself cannot read what it saves
-def test_what_numpy_writes_is_read(name):
-    array = drawn((2, 3), FROM_NAME[name])
-    assert npy.read(saved(array), FROM_NAME[name]).tobytes() == array.tobytes()
+def test_what_numpy_writes_is_read():
+    for name in FROM_NAME.keys() - {"float8_e5m2"}:  # NumPy itself cannot read what it saves
+        array = drawn((2, 3), FROM_NAME[name])
+        assert npy.read(saved(array), FROM_NAME[name]).tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">i2", ">c16"])
