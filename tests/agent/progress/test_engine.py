@@ -60,7 +60,7 @@ def test_a_paused_ring_takes_no_processor_time(ends: bool) -> None:
     """Its next frame has no buffer yet; bytes to send find no room, or the peer has ended."""
     with world(2, "segment") as pair:
         ours, theirs = pair.meshes
-        part = frames.encode(Opcode.PART, group=WORLD, epoch=1, seq=1000, length=2_000_000)
+        part = frames.encode(Opcode.PART, group=WORLD, epoch=1, seq=1000, length=20_000_000)
         with theirs.lock:
             theirs.send(0, [part, bytes(200_000)])
         peer = ours._peers[1]
