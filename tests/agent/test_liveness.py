@@ -149,8 +149,8 @@ def test_one_whose_last_words_nobody_reads_yet(monkeypatch):
     monkeypatch.setattr(liveness, "_UNREAD_SECONDS", 0.2)
     with world(2, "tcp") as made:
         monitor = watch(made)
-        payload = bytes(16 * CHUNK_BYTES + 1)  # a shorter one is put aside
-        header = frames.encode(Opcode.PART, epoch=made.meshes[1].epoch, group=WORLD, seq=7, length=len(payload))
+        payload = bytes(CHUNK_BYTES)
+        header = frames.encode(Opcode.PART, epoch=made.meshes[1].epoch, group=WORLD, seq=7, length=17 * CHUNK_BYTES)
         with made.meshes[1].lock:
             made.meshes[1].send(0, [header, payload])
         time.sleep(0.05)
