@@ -187,12 +187,3 @@ def test_rates_of_a_group_that_rests(rank, registry, clock):
     clock.advance(1)
     rank.beat(world(15))
     assert registry.groups()[0].operations_rate == 5
-
-
-def test_a_failure_is_dated_from_its_first_report(registry, ask, clock):
-    ranks = [Rank(registry, ask, number) for number in range(2)]
-    for text, each in zip(("rank 0 failed", "aborted by rank 0"), reversed(ranks), strict=True):
-        each.beat(world(1, failure=text))
-        clock.advance(1)
-    ranks[1].beat(world(2, failure="rank 0 failed"))
-    assert registry.groups()[0].failure == "rank 0 failed"

@@ -1,4 +1,4 @@
-"""Groups: making them, asking about them, and collectives in them."""
+"""Groups: making them and asking about them, and names. The sweep and torch's own tests make collectives in groups."""
 
 from __future__ import annotations
 
@@ -91,68 +91,6 @@ def only_the_members_make_the_group(dist: Any, rank: int, size: int) -> Any:
     return asked(dist, group), tensor
 
 
-@cell(sizes=SEVERAL)
-def every_collective_in_a_group(dist: Any, rank: int, size: int) -> Any:
-    """Sources and destinations are global ranks, lists are in the order of group ranks."""
-    ranks = [size - 2, size - 1]
-    group = dist.new_group(ranks)
-    if rank not in ranks:
-        return None
-    reduced, sent, gathered = torch.tensor([rank + 1]), torch.tensor([rank]), torch.zeros(1, dtype=torch.int64)
-    dist.all_reduce(reduced, op=dist.ReduceOp.PRODUCT, group=group)
-    dist.broadcast(sent, src=size - 1, group=group)
-    lists = [[torch.zeros(1, dtype=torch.int64) for _ in ranks] for _ in range(3)]
-    dist.all_gather(lists[0], torch.tensor([rank]), group=group)
-    dist.gather(torch.tensor([rank]), lists[1] if rank == size - 1 else None, dst=size - 1, group=group)
-    dist.scatter(gathered, [torch.tensor([10]), torch.tensor([20])] if rank == size - 1 else None, size - 1, group)
-    dist.all_to_all(lists[2], [torch.tensor([10 * rank]), torch.tensor([10 * rank + 1])], group=group)
-    at_root = torch.tensor([rank])
-    dist.reduce(at_root, dst=size - 2, group=group)
-    dist.barrier(group=group)
-    everyone: list[Any] = [None, None]
-    dist.all_gather_object(everyone, {"rank": rank}, group=group)
-    listed: list[Any] | None = [None, None] if rank == size - 1 else None
-    dist.gather_object(rank, listed, dst=size - 1, group=group)
-    mine: list[Any] = [None]
-    dist.scatter_object_list(mine, ["first", "second"] if rank == size - 1 else None, src=size - 1, group=group)
-    return reduced, sent, gathered, lists, at_root if rank == size - 2 else None, everyone, listed, mine
-
-
-@cell(sizes=SEVERAL)
-def roots_by_group_rank(dist: Any, rank: int, size: int) -> Any:
-    ranks = [size - 2, size - 1]
-    group = dist.new_group(ranks)
-    if rank not in ranks:
-        return None
-    sent, at_root, got = torch.tensor([rank]), torch.tensor([rank]), torch.zeros(1, dtype=torch.int64)
-    dist.broadcast(sent, group=group, group_src=1)
-    dist.reduce(at_root, group=group, group_dst=1)
-    listed = [torch.zeros(1, dtype=torch.int64) for _ in ranks] if group.rank() == 1 else None
-    dist.gather(torch.tensor([rank]), listed, group=group, group_dst=1)
-    parts = [torch.tensor([5]), torch.tensor([6])] if group.rank() == 0 else None
-    dist.scatter(got, parts, group=group, group_src=0)
-    objects = [rank, "object"]
-    dist.broadcast_object_list(objects, group=group, group_src=1)
-    return sent, at_root if group.rank() == 1 else None, listed, got, objects
-
-
-@cell(sizes=SEVERAL)
-def messages_in_a_group(dist: Any, rank: int, size: int) -> Any:
-    """By global and by group rank, and from any rank."""
-    ranks = [size - 2, size - 1]
-    group = dist.new_group(ranks)
-    if rank not in ranks:
-        return None
-    got = torch.zeros(2)
-    if rank == size - 2:
-        dist.send(torch.tensor([1.0, 2.0]), dst=size - 1, group=group)
-        return dist.recv(got, group_src=1, group=group), got.clone(), dist.recv(got, group=group), got
-    results = [dist.recv(got, src=size - 2, group=group), got.clone()]
-    dist.send(got * 3, group_dst=0, group=group)
-    dist.send(got * 5, dst=size - 2, group=group)
-    return results
-
-
 @cell(sizes=(3,))
 def collectives_at_a_rank_that_is_no_member(dist: Any, rank: int, size: int) -> Any:
     """They return None, and leave everything as it was."""
@@ -223,6 +161,13 @@ def backends_by_name(dist: Any, rank: int, size: int) -> Any:
         dist.is_gloo_available(),
         (dist.is_backend_available("gloo"), dist.is_torchelastic_launched()),
     )
+
+
+@cell(sizes=(1,))
+def operations_by_name(dist: Any, rank: int, size: int) -> Any:
+    names = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
+    ops = [getattr(dist.ReduceOp, name) for name in names]
+    return [(str(op), f"{op}") for op in ops], ops[0] == dist.reduce_op.SUM, ops[0] != ops[1], len({*ops, ops[0]})
 
 
 @cell(sizes=SEVERAL)

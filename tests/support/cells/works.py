@@ -77,38 +77,3 @@ def results(dist: Any, rank: int, size: int, collective: str) -> Any:
     value = future.value()
     assert plain(work.result()) == plain(value)
     return future.done(), filled, value[0] if collective in SINGLE else value
-
-
-@cell()
-def callbacks_of_the_future(dist: Any, rank: int, size: int) -> Any:
-    tensor = torch.full((2,), float(rank + 1))
-    future = dist.all_reduce(tensor, async_op=True).get_future()
-    halved = future.then(lambda done: done.value()[0] / 2)
-    twice = halved.then(lambda done: done.value() * 4)
-    return halved.wait(), twice.wait()
-
-
-@cell()
-def several_at_once_keep_their_order(dist: Any, rank: int, size: int) -> Any:
-    tensors = [torch.tensor([rank + each]) for each in range(10)]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    dist.all_reduce(last := torch.tensor([rank]))
-    return [work.wait() for work in reversed(works)], tensors, last
-
-
-@cell(sizes=(2, 3))
-def the_source_of_a_message(dist: Any, rank: int, size: int) -> Any:
-    if rank == 0:
-        dist.send(torch.tensor([3]), 1)
-    got = torch.zeros(1, dtype=torch.int64)
-    if rank != 1:
-        return None
-    work = dist.irecv(got, 0)
-    return work.wait(), got, work._source_rank() if hasattr(work, "_source_rank") else work.source_rank()
-
-
-@cell(sizes=(2, 3))
-def messages_are_complete_after_wait(dist: Any, rank: int, size: int) -> Any:
-    got = torch.zeros(1)
-    works = [dist.isend(torch.ones(1), (rank + 1) % size), dist.irecv(got, (rank - 1) % size)]
-    return [(work.wait(), work.is_completed(), work.exception()) for work in works]
