@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import ddp, ddp_page, quick
 from benchmarks.cases import KIB, MIB, Case, Cell, full
-from benchmarks.page import case_name, ratio, size, table, timings, write
+from benchmarks.page import ratio, write
 from benchmarks.results import Results, Run
 from benchmarks.targets import TARGETS, Limit, Target, judge
 
@@ -76,14 +76,6 @@ def test_the_worst_cell_decides(row: str, against: str, factor: float, met: bool
     assert verdict.worst == (None if worst is None else pytest.approx(worst))
 
 
-def test_a_limit_may_be_of_a_difference() -> None:
-    results = run().results
-    limit = target("attached, 2 ranks, all_reduce 4 B, beyond embedded")
-    assert judge(limit, results).met is None
-    results.add(Cell(Case("all_reduce", 2, 4), "rankmesh-attached"), [75.5])
-    assert judge(limit, results)[:2] == (False, pytest.approx(75.5 - results.median(limit.baseline)))
-
-
 def test_every_target_is_of_cases_that_a_full_run_measures() -> None:
     measured, others = set(full()), ("ddp_", "join", "idle_percent", "rss_mb")
     for one in TARGETS:
@@ -122,25 +114,6 @@ def test_a_ratio_is_never_rounded_up_to_what_is_wanted(value: float, wanted: flo
     assert ratio(value, wanted) == text
 
 
-def test_sizes_cases_and_tables() -> None:
-    assert [size(n) for n in (0, 4, 4096, 3 << 20, 1 << 30, 1500)] == [
-        "0 B",
-        "4 B",
-        "4 KiB",
-        "3 MiB",
-        "1 GiB",
-        "1500 B",
-    ]
-    assert case_name(Case("barrier", 4)) == "barrier, 4 ranks"
-    assert case_name(Case("all_reduce", 2, 4096, 8)) == "all_reduce, 2 ranks, 4 KiB beside 8 busy processes"
-    assert table(["a", "b"], [["x", "100000"]], texts=1).splitlines() == [
-        "| a   |      b |",
-        "| --- | -----: |",
-        "| x   | 100000 |",
-    ]
-    assert "rankmesh-tcp/rankmesh-shm" in timings(run().results).splitlines()[0]
-
-
 def test_the_page_has_a_row_a_target_a_chart_and_all_figures(tmp_path: Path) -> None:
     path = tmp_path / "benchmarks.md"
     write([run(20.0), run()], path)
@@ -158,14 +131,6 @@ def test_the_page_has_a_row_a_target_a_chart_and_all_figures(tmp_path: Path) -> 
     assert (
         first.results.ratio(Cell(Case("all_reduce", 2, 4), "gloo"), Cell(Case("all_reduce", 2, 4), "rankmesh-shm")) == 3
     )
-
-
-def test_the_page_links_to_those_of_other_processors(tmp_path: Path) -> None:
-    for name in ("benchmarks-on-another.md", "benchmarks.md"):
-        write([run()], tmp_path / name)
-    link = "[benchmarks-on-another](benchmarks-on-another.md)"
-    assert link in (tmp_path / "benchmarks.md").read_text()
-    assert link not in (tmp_path / "benchmarks-on-another.md").read_text()
 
 
 def test_the_page_of_training_steps_has_both_and_their_ratio(tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ import importlib
 import re
 import subprocess
 import tempfile
-import threading
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -23,63 +22,6 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def train_digits(examples: Path) -> ModuleType:
     return importlib.import_module("train_digits")
-
-
-class ThreadGradients:
-    """A GradientBucketer for ranks that are threads."""
-
-    def __init__(self, parameters: Mapping[str, np.ndarray], everyones: list[Any], barrier: threading.Barrier) -> None:
-        self.grads = {name: np.empty_like(parameter) for name, parameter in parameters.items()}
-        self._everyones = everyones
-        self._barrier = barrier
-        everyones.append(self.grads)
-
-    def ready(self, name: str) -> None:
-        pass
-
-    def wait(self) -> None:
-        self._barrier.wait()
-        means = {name: np.mean([grads[name] for grads in self._everyones], axis=0) for name in self.grads}
-        self._barrier.wait()
-        self.grads.update(means)
-
-
-def train_as_threads(train_digits: ModuleType, size: int, options: Namespace) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the parameters and losses of each rank."""
-    training, _ = train_digits.load()
-    everyones: list[Any] = []
-    barrier = threading.Barrier(size, timeout=30)
-    networks = [train_digits.Network(train_digits.WIDTHS, train_digits.SEED) for _ in range(size)]
-    gradients = [ThreadGradients(network.parameters, everyones, barrier) for network in networks]
-    losses = [np.empty(0)] * size
-
-    def work(rank: int) -> None:
-        plan = list(train_digits.batches(len(training.labels), options, rank=rank, size=size))
-        losses[rank] = train_digits.train(networks[rank], training, plan, gradients[rank], rate=options.lr)
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [(train_digits.flat(network), curve) for network, curve in zip(networks, losses, strict=True)]
-
-
-@pytest.mark.parametrize(("size", "batch"), [(2, 61), (5, 5)])
-def test_any_number_of_ranks_trains_as_one_does_on_their_samples(
-    train_digits: ModuleType, size: int, batch: int
-) -> None:
-    options = Namespace(epochs=1, batch=batch, lr=0.01)
-    training, _ = train_digits.load()
-    alone = train_digits.Network(train_digits.WIDTHS, train_digits.SEED)
-    plan = train_digits.whole_batches(len(training.labels), options, size)
-    gradients = train_digits.LocalGradients(alone.parameters)
-    wanted_losses = train_digits.train(alone, training, plan, gradients, rate=options.lr)
-
-    found = train_as_threads(train_digits, size, options)
-    for parameters, _ in found:
-        np.testing.assert_allclose(parameters, train_digits.flat(alone), atol=1e-12)
-    np.testing.assert_allclose(np.mean([losses for _, losses in found], axis=0), wanted_losses, atol=1e-12)
 
 
 def test_an_epoch_covers_every_sample_in_an_order_of_its_own(train_digits: ModuleType) -> None:

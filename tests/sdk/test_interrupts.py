@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def interrupt_in_call(again: float | str | None) -> None:
     """Interrupt the main thread once it waits in RankMesh, and perhaps again.
 
     Args:
-        again: seconds between the two; or ``"exit"``: as the agent ends its threads.
+        again: seconds between the two; or ``"exit"``: as the agent ends its threads; ``"destroy"``: never.
     """
     main = threading.main_thread().ident
     assert main is not None
@@ -56,23 +57,33 @@ def interrupt_in_call(again: float | str | None) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def reduce_until_told() -> None:
+def reduce_until_told(asynchronous: bool) -> None:
     """Make calls: the first may complete, since the ranks before have put all that it needs into shared memory."""
     while True:
-        dist.all_reduce(np.ones(1))
+        work = dist.all_reduce(np.ones(1), async_op=asynchronous)
+        if work is not None:
+            work.wait()
 
 
-def interrupted(me: Me, again: float | str | None) -> None:
+def interrupted(me: Me, again: float | str | None, call: str = "all_reduce") -> None:
     """Rank 0 is interrupted while it waits for rank 2; rank 1 waits, too; rank 2 calls later."""
     me.init(timeout=60)
     if me.rank == 0:
         interrupt_in_call(again)
     elif me.rank == 2:
-        me.wait_for("told")
-    reported = me.attempt(reduce_until_told)
+        me.wait_for("interrupted" if call == "async" else "told")  # what has begun goes on without its waiter
+    if call == "recv" and me.rank == 0:
+        reported = me.attempt(dist.recv, np.ones(1), 2)
+    else:
+        reported = me.attempt(reduce_until_told, call == "async")
     me.report(**reported)
     if me.rank == 0:
-        raise KeyboardInterrupt
+        me.mark("interrupted")
+        try:
+            raise KeyboardInterrupt
+        finally:
+            if again == "destroy":
+                dist.destroy_process_group()
     assert reported["ranks"] == [0], reported
     assert "KeyboardInterrupt" in reported["text"], reported
     assert reported["seconds"] < 20, reported
@@ -81,11 +92,21 @@ def interrupted(me: Me, again: float | str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "again"),
-    [("shm", None), ("shm", 0.003), ("tcp", 0.0), ("tcp", "exit")],
+    ("medium", "call", "again"),
+    [
+        ("shm", "all_reduce", None),
+        ("shm", "all_reduce", 0.003),
+        ("tcp", "all_reduce", 0.0),
+        ("tcp", "all_reduce", "exit"),
+        ("aab", "all_reduce", None),
+        ("tcp", "recv", None),
+        ("tcp", "async", "destroy"),
+    ],
 )
-def test_the_others_learn_that_a_rank_was_interrupted(ranks: Ranks, transport: str, again: Any) -> None:
-    started = ranks.start(interrupted, 3, env={"RANKMESH_TRANSPORT": transport}, again=again)
+def test_the_others_learn_that_a_rank_was_interrupted(
+    ranks: Ranks, over: Callable, medium: str, call: str, again: Any
+) -> None:
+    started = ranks.start(interrupted, 3, env=over(medium), again=again, call=call)
     ranks.wait(started)
     assert [rank.code for rank in started[1:]] == [0, 0], ranks.transcript()
     # Python forgets at times, when code runs at its exit, that Ctrl-C ended it.

@@ -122,25 +122,6 @@ def test_a_wait_for_a_killed_master_fails(ranks):
     assert client.reported["attempt"]["at"] - killed < 30
 
 
-def killed_writers(me):
-    store = dist.FileStore(f"{me.folder}/store")
-    me.mark(f"ready-{me.rank}")
-    while True:
-        store.set("k", "x" * 50_000)
-
-
-def test_writers_that_are_killed_leave_a_file_that_works(ranks):
-    started = ranks.start(killed_writers, 3)
-    ranks.wait_for(*(f"ready-{rank}" for rank in range(3)))
-    for rank in started:
-        rank.kill()
-    ranks.wait(started)
-    store = dist.FileStore(str(ranks.folder / "store"))
-    assert store.check(["k"]) in (True, False)
-    store.set("k", "y")
-    assert dist.FileStore(str(ranks.folder / "store")).get("k") == b"y"
-
-
 def leaves_it_to_exit(me, port):
     for kind in ("tcp", "file"):
         store = open_store(me, kind, port)
@@ -212,11 +193,3 @@ def meets(me, port):
 
 def test_ranks_meet_through_a_store(ranks):
     ranks.run(meets, 3, port=free_port())
-
-
-def test_a_world_of_one_meets_through_a_hash_store():
-    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert dist.get_world_size() == 1
-    finally:
-        dist.destroy_process_group()

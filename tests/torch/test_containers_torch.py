@@ -289,24 +289,6 @@ def test_dtype_and_shape_in_words(tensor: torch.Tensor, words: str) -> None:
 # Through collectives
 
 
-@EVERY_DTYPE
-@pytest.mark.usefixtures("alone")
-def test_every_dtype_is_gathered_bit_by_bit(dtype: torch.dtype) -> None:
-    tensor, output = of_bytes(dtype, 2, 3), of_bytes(dtype, 2, 3, seed=1)
-    dist.all_gather([output], tensor)
-    assert bits(output) == bits(tensor)
-
-
-@COMPLEX32_IS_EXPERIMENTAL
-@EVERY_NUMBER
-@pytest.mark.usefixtures("alone")
-def test_every_number_is_reduced(dtype: torch.dtype) -> None:
-    tensor = torch.tensor([1, 0.5, 2]).to(dtype)
-    expected = tensor.clone()
-    dist.all_reduce(tensor)
-    assert bits(tensor) == bits(expected), "the sum of one"
-
-
 @pytest.mark.usefixtures("alone")
 def test_opaque_elements_are_not_reduced() -> None:
     tensor = of_bytes(torch.float4_e2m1fn_x2, 3)

@@ -1,4 +1,4 @@
-"""The examples for torch, started in each of three ways; that their losses are gloo's is in test_training.py."""
+"""The examples for torch, started in each of three ways; the losses of such training are gloo's in test_training.py."""
 
 from __future__ import annotations
 

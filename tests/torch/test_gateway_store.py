@@ -70,14 +70,6 @@ class TestCalls:
         inner.queue_push("q", "w") if hasattr(inner, "queue_push") else None
         assert (inner.get("k"), store.get("b/a/k"), inner.num_keys()) == (b"v", b"v", 1)
 
-    def test_values_of_ten_megabytes(self, port: int) -> None:
-        store, other = client_of(port), client_of(port)
-        value = bytes(range(256)) * 40_000
-        store.set("k", value)
-        store.append("k", "more")
-        assert other.get("k") == value + b"more"
-        assert other.multi_get(["k", "k"]) == [value + b"more"] * 2
-
     def test_many_clients(self, port: int) -> None:
         def work(number: int) -> int:
             store = client_of(port)

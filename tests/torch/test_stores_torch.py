@@ -6,8 +6,6 @@ gives up at once, and refuses a negative one.
 
 from __future__ import annotations
 
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -108,39 +106,6 @@ def test_the_same_master(arguments: Any, options: Any, expected: int | str) -> N
     for module in (theirs, ours):
         found = constructed(module, *arguments, **options)
         assert expected in found if isinstance(expected, str) else found == (expected, [], "127.0.0.1", True)
-
-
-@pytest.mark.parametrize("module", [theirs, ours], ids=["torch", "rankmesh"])
-def test_masters_at_an_address(module: ModuleType) -> None:
-    """They share a given socket if they want to; else the address is taken. Without one, clients fail."""
-    bound = socket.socket()
-    bound.bind(("127.0.0.1", 0))
-    port = bound.getsockname()[1]
-    first = module.TCPStore("127.0.0.1", port, 1, True, multi_tenant=True, master_listen_fd=bound.detach())
-    second = module.TCPStore("127.0.0.1", first.port, 1, True, multi_tenant=True)
-    first.set("k", "v")
-    assert (first.port, second.get("k"), second.num_keys()) == (port, b"v", 2)
-    with pytest.raises(module.DistNetworkError):
-        module.TCPStore("127.0.0.1", port, 1, True)
-    client = module.TCPStore("127.0.0.1", port)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(client.wait, ["none"], timedelta(seconds=30))
-        del first, second
-        with pytest.raises(module.DistNetworkError):
-            waiting.result(30)
-    with pytest.raises(module.DistNetworkError):
-        module.TCPStore("127.0.0.1", port, 2, False, SHORT)
-
-
-@pytest.mark.parametrize("module", [theirs, ours], ids=["torch", "rankmesh"])
-def test_the_last_user_removes_the_file(module: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    first, second = (module.FileStore(str(path), 2) for _ in range(2))
-    assert (first.path, first.num_keys()) == (str(path), 1)
-    del first
-    assert path.exists()
-    del second
-    assert not path.exists()
 
 
 OURS_ALONE = ("prefix", "empty key", "set_timeout", "timeout", "under a", "None", "number", "more values", "list_keys")

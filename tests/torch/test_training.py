@@ -1,6 +1,6 @@
 """Training with what torch has for it gives the same over the mesh as over gloo, in the same processes.
 
-The programs are cells: ddp.py, sharding.py and examples.py in tests/support/cells. The sum of two numbers is the
+The programs are cells: ddp.py and sharding.py in tests/support/cells. The sum of two numbers is the
 same in any order, so two ranks come to the same bits; with three there are several orders.
 """
 
@@ -16,7 +16,7 @@ from support.backends import BACKENDS, Results, run_cells
 from support.processes import Ranks
 from support.sides import cells_of
 
-MODULES = ["support.cells.ddp", "support.cells.sharding", "support.cells.examples"]
+MODULES = ["support.cells.ddp", "support.cells.sharding"]
 SIZES = (2, 3)
 CASES = [(name, size) for size in SIZES for name in cells_of(MODULES, size)]
 HALVES = "float16|several_dtypes"

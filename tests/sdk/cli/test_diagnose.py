@@ -20,7 +20,7 @@ from support import hosting
 from support.command import Done, Job, here, until_it_fits
 from support.diagnose_page import SCRIPT as NAME
 from support.diagnose_page import normalized, page_rows, row_of, run_script
-from support.processes import Ranks, free_port, wait_until
+from support.processes import Ranks, wait_until
 
 SCRIPT = """\
 import ctypes, os, queue, signal, subprocess, sys, time
@@ -289,12 +289,6 @@ def test_a_job_that_is_not_stuck(job: Job):
     done = until_it_fits(lambda: job.here("diagnose", "--patience", "20", "--json"), lambda done: done.code == 0)
     document = done.document
     assert (document["ok"], document["findings"], len(document["ranks"])) == (True, [], 3)
-
-
-def test_no_gateway_answers():
-    code, stdout, stderr = here("diagnose", "--gateway", f"127.0.0.1:{free_port()}")
-    assert (code, stdout) == (3, "")
-    assert stderr.startswith("rankmesh: no gateway answers at")
 
 
 def _table() -> None:

@@ -146,7 +146,7 @@ def test_a_gateway_of_another_version(double: Double, answers: dict[str, Any], m
     assert message in stderr
 
 
-@pytest.mark.parametrize("command", ["status", "doctor"])
+@pytest.mark.parametrize("command", ["status", "diagnose", "doctor"])
 def test_no_gateway_answers(command: str):
     code, _, stderr = here(command, "--gateway", f"127.0.0.1:{free_port()}", "--json")
     assert code == 3

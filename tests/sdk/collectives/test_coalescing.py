@@ -174,15 +174,6 @@ class TestAlone:
         assert work.wait() is None
         assert dist.all_reduce_coalesced([]) is None
 
-    def test_all_gather_coalesced(self) -> None:
-        outputs = [np.zeros(2), np.zeros((2, 2), int)]
-        assert dist.all_gather_coalesced([outputs], [np.ones(2), np.full((2, 2), 3)]) is None
-        assert [output.ravel().tolist() for output in outputs] == [[1, 1], [3, 3, 3, 3]]
-        work = dist.all_gather_coalesced([outputs], [np.zeros(2), np.zeros((2, 2), int)], async_op=True)
-        assert work is not None
-        work.wait(5)
-        assert not any(output.any() for output in outputs)
-
     def test_ranks_outside_the_group_are_warned_once_by_the_name_they_called(self) -> None:
         calls = {
             "all_reduce_coalesced": lambda: dist.all_reduce_coalesced([np.ones(1), np.ones(1)], group=NOBODY),
@@ -239,33 +230,6 @@ def test_batches_of_several_ranks(me: Me) -> None:
         assert strided.sum() == 4 * total + 12 * me1
         assert (last == total).all()
         assert (scaled == total).all()
-    # The same array twice: the second call reduces what the first has left.
-    twice = np.full(3, float(me1))
-    with dist.batch():
-        dist.all_reduce(twice)
-        dist.all_reduce(twice)
-    assert (twice == size * total).all(), twice
-    # Works of asynchronous calls before and after a batch keep their order.
-    array = np.full(10, 1.0)
-    first = dist.all_reduce(array, async_op=True)
-    first.wait()
-    outputs = [[np.zeros(2), np.zeros(3, int)] for _ in range(size)]
-    work = dist.all_gather_coalesced(outputs, [np.full(2, float(me1)), np.full(3, me1)], async_op=True)
-    work.wait()
-    assert [[part.tolist() for part in each] for each in outputs] == [
-        [[rank + 1.0] * 2, [rank + 1] * 3] for rank in range(size)
-    ]
-    # An error in one rank's block: nothing is made there, and it can be made again.
-    array = np.full(4, float(me1))
-    try:
-        with dist.batch():
-            dist.all_reduce(array)
-            if me.rank == 0:
-                raise KeyError("once more")
-    except KeyError:
-        assert (array == 1).all()
-        dist.all_reduce(array)
-    assert (array == total).all()
     # Batches of one group each in several threads.
     groups = [dist.new_group() for _ in range(3)]
 

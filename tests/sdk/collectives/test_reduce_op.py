@@ -96,15 +96,3 @@ def test_the_deprecated_names_are_those_of_reduce_op() -> None:
         with pytest.raises(AttributeError, match="reduce_op has no 'SUMM'; it has SUM"):
             _ = dist.reduce_op.SUMM
         assert not hasattr(dist.reduce_op, "summ")
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_factor_is_applied_and_the_array_untouched_until_then() -> None:
-    array = np.arange(4.0)
-    work = dist.all_reduce(array, Op.PREMUL_SUM(0.5), async_op=True)
-    assert work is not None
-    work.wait()
-    np.testing.assert_array_equal(array, [0, 0.5, 1, 1.5])
-    strided = np.arange(6, dtype=np.float32)
-    dist.reduce(strided[::2], 0, Op.PREMUL_SUM(3))
-    np.testing.assert_array_equal(strided, [0, 1, 6, 3, 12, 5])

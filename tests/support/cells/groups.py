@@ -35,24 +35,6 @@ def the_world(dist: Any, rank: int, size: int) -> Any:
     )
 
 
-@cell()
-def a_group_of_all(dist: Any, rank: int, size: int) -> Any:
-    group = dist.new_group()
-    tensor = torch.tensor([rank])
-    dist.all_reduce(tensor, group=group)
-    result = asked(dist, group), dist.get_process_group_ranks(group), tensor
-    dist.destroy_process_group(group)
-    return result
-
-
-@cell()
-def each_rank_alone(dist: Any, rank: int, size: int) -> Any:
-    groups = [dist.new_group([each]) for each in range(size)]
-    tensor = torch.tensor([rank])
-    dist.all_reduce(tensor, group=groups[rank])
-    return [asked(dist, group) for group in groups], [is_member(dist, group) for group in groups], tensor
-
-
 @cell(sizes=SEVERAL)
 def a_group_of_the_last_two(dist: Any, rank: int, size: int) -> Any:
     ranks = [size - 2, size - 1]
@@ -115,16 +97,6 @@ def collectives_at_a_rank_that_is_no_member(dist: Any, rank: int, size: int) -> 
         dist.recv(tensor, 0, group),
     ]
     return returned, tensor, listed, objects
-
-
-@cell(sizes=(3,))
-def overlapping_groups(dist: Any, rank: int, size: int) -> Any:
-    groups = [dist.new_group(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
-    tensor = torch.tensor([10**rank])
-    for group in groups:
-        if is_member(dist, group):
-            dist.all_reduce(tensor, group=group)
-    return tensor
 
 
 @cell(group_size=[1, 2, 3])

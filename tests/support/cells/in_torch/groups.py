@@ -246,23 +246,3 @@ def calls_that_go_on_in_a_profile(group: Any, rank: int, size: int) -> Any:
         for work in works:
             work.wait()
     return waited, tensors
-
-
-@cell(sides=OVER)
-def objects_of_any_kind(group: Any, rank: int, size: int) -> Any:
-    """Those that only pickle knows go through torch's own functions, in a group and in the world."""
-    thing = {"rank": rank, "range": range(rank), "type": timedelta, "tensor": torch.ones(2)}
-    everyone: list[Any] = [None] * size
-    c10d.all_gather_object(everyone, thing, group=group)
-    assert [each["rank"] for each in everyone] == list(range(size))
-    assert everyone[-1]["range"] == range(size - 1)
-    mine: list[Any] = [None]
-    c10d.scatter_object_list(mine, [{each} for each in range(size)] if rank == 0 else None, 0, group)
-    assert mine == [{rank}]
-    if size > 1 and rank == 0:
-        c10d.send_object_list([thing, 3], 1, group)
-    if rank == 1:
-        got: list[Any] = [None, None]
-        assert c10d.recv_object_list(got, 0, group) == 0
-        assert got[0]["type"] is timedelta
-        assert got[1] == 3
