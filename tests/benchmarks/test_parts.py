@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from support.gpus import DOUBLE, TESTS
 
 from benchmarks import ddp, inference, join, tune
 from benchmarks.__main__ import main
@@ -45,6 +49,35 @@ def test_a_failed_join_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join, "_RANK", "raise SystemExit('no licence')")
     with pytest.raises(MeasurementError, match="0 of 2 ranks became ready"):
         join.join(2)
+
+
+def on_the_double(gpus: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(DOUBLE), str(CHECKOUT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {"PYTHONPATH": path, "CUDA_DOUBLE_GPUS": gpus, "CUDA_DOUBLE_DELAY": "0"}
+    command = [sys.executable, "-m", "benchmarks", "--only", "gpu", *arguments]
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_without_a_gpu_the_reason_is_stated() -> None:
+    done = on_the_double("")
+    assert done.returncode == 0
+    assert "GPUs are left out: CUDA finds no GPU" in done.stderr
+
+
+@pytest.mark.processes
+def test_arrays_on_gpus_are_measured_and_checked(tmp_path: Path) -> None:
+    kept = tmp_path / "run.json"
+    done = on_the_double("gpu-0", "--ranks", "2", "--sizes", "4096", str(1 << 50), "--rounds", "1", "--json", str(kept))
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(kept.read_text())["cells"]
+    assert {(cell["peer"], cell["ranks"], cell["nbytes"]) for cell in cells} == {
+        ("rankmesh-nccl", 1, 4096),
+        ("nccl", 1, 4096),
+        *((name, 2, 4096) for name in ("rankmesh-staged", "gpu-copy")),
+    }
 
 
 def test_a_training_step_counts_for_the_slowest_rank() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 import tarfile
 import time
@@ -36,6 +37,32 @@ def rows(out: Path) -> dict[str, str]:
     """Return the outcome of each step in the summary."""
     lines = [line.split("|") for line in (out / "summary.md").read_text().splitlines() if line.startswith("|")]
     return {line[1].strip(): line[2].strip() for line in lines[2:]}
+
+
+@pytest.mark.processes
+def test_steps_run_over_the_double(tmp_path: Path) -> None:
+    chosen = ["environment", "results-nccl-2", "killed-nccl"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "run", "--double", "--out", str(tmp_path), "--steps", *chosen],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + str(logs(tmp_path))
+    assert rows(tmp_path) == dict.fromkeys(chosen, "0")
+    summary = (tmp_path / "summary.md").read_text()
+    assert summary.startswith("# Over the double of CuPy (asked for): figures mean nothing\n")
+    for found in (
+        "environment: a double of a GPU; GPU: available; NCCL: 23203 of /double/libnccl.so.2",
+        "all_reduce over NCCL, 2 ranks, equal NumPy's",
+        "rank 1 killed in mid-call: named at rank 2 after",
+        "a new job on the GPU ended with exit code 0",
+    ):
+        assert found in summary
+    assert set(logs(tmp_path)) == {f"{name}.log" for name in chosen}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs.tar.gz", "summary.md"]
 
 
 def test_what_fails_or_takes_too_long_leaves_its_output_and_time_for_the_rest(
