@@ -103,7 +103,7 @@ def load(plan: Plan) -> type[unittest.TestCase]:
         def _barrier(self, *args: Any, **kwargs: Any) -> None:
             super()._barrier(*args, **{**kwargs, "timeout": plan.deadline})
 
-        def _check_return_codes(self, *args: Any) -> None:  # without the test, the first one, in older versions of torch
+        def _check_return_codes(self, *args: Any) -> None:  # without the test in older versions of torch
             super()._check_return_codes(*args)
             if args[0] not in self.skip_return_code_checks:
                 assert [process.exitcode for process in self.processes] == [0] * plan.size
