@@ -1,7 +1,7 @@
 # Daily commands. Every target sets up the virtual environment that it needs; PYTHON selects the interpreter.
 PYTHON ?= python3
 TORCH  ?= 2.13.0
-TORCHES ?= 2.7.1 2.13.0 2.14.1
+TORCHES ?= 2.13.0 2.14.1
 VENV   ?= .venv$(if $(filter-out 2.13.0,$(TORCH)),-torch-$(TORCH))
 BIN    := $(VENV)/bin
 WHEEL  := $(BIN)/python -m build --wheel --no-isolation --outdir dist

@@ -32,7 +32,7 @@ MARKER = "RANKS_OF_TEST"
 LIGHT = "RANK_SERVER_LIGHT"
 """With this variable, a rank has imported what it needs to join, and nothing else."""
 _LONGEST = 1 << 18  # bytes of a message
-_SECONDS = 60.0  # for the import of a test module, and for the server's end
+_SECONDS = 180.0  # for the import of a test module, and for the server's end
 _PLACEHOLDER = "-" * 64
 """Value of the marker in the server's environment: a rank's replaces it in place."""
 

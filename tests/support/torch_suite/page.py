@@ -42,8 +42,7 @@ HEAD = """\
 # Versions of torch, and PyTorch's own distributed tests over the mesh
 
 Written by `make test-torch-versions`, which runs all of this with each version of torch; `make test-torch-suite` runs
-PyTorch's own tests alone, with one.
-
+PyTorch's own tests alone, with one. RankMesh needs torch 2.7 or newer; its own tests are written for 2.13 and newer.
 """
 
 SUITE = """\
