@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from support.connecting import connect, dial, meet, recv_exactly, send_all
+from support.connecting import connect, dial, meet, recv_exactly, send_all, wait_ready
 from support.threads import in_threads
 
 from rankmesh_agent.net.deadline import Deadline
@@ -303,6 +303,21 @@ def test_who_only_looks_around_is_not_rung_for(transport, listener):
         assert one.prepare_wait(writing=False)
         other.send([b"!"])
         assert poller.poll(10_000), "who sleeps is"
+
+
+def test_who_may_sleep_is_told_at_the_last_moment(transport, listener):
+    with connected(transport, listener) as (one, other):
+        assert one.prepare_wait(writing=False)
+        assert not one.prepare_wait(writing=True), "there is room"
+        other.send([b"!"])
+        assert not one.prepare_wait(writing=False), "there is something to receive"
+        wait_ready(one, Deadline(10), writing=False)
+        assert recv_exactly(one, 1, Deadline(10)) == b"!"
+        assert one.prepare_wait(writing=False)
+        other.close()
+        with pytest.raises(DistNetworkError):
+            recv_exactly(one, 1, Deadline(10))
+        assert not one.prepare_wait(writing=False), "the connection is lost"
 
 
 def test_memory_is_not_exposed_by_a_peer_that_is_gone(transport, listener):
