@@ -94,14 +94,15 @@ def versions(found: Mapping[str, Results]) -> Iterable[str]:
 
 
 def report(xml: str | None) -> str:
-    """Return how many of the tests that were not skipped have passed."""
+    """Return how many of the tests passed."""
     if xml is None:
         return "not run"
     counts = Counter[str]()
     for suite in ElementTree.fromstring(xml).iter("testsuite"):
         counts.update({name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")})
     run = counts["tests"] - counts["skipped"]
-    return f"{run - counts['failures'] - counts['errors']} of {run}"
+    skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+    return f"{run - counts['failures'] - counts['errors']} of {run}{skipped}"
 
 
 def numbers(found: Mapping[str, Results]) -> Iterable[str]:
