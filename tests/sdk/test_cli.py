@@ -80,7 +80,7 @@ def test_completion():
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(**words), capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == ["status", "stacks", "store"]
+    assert done.stdout.split() == ["status", "stacks", "stragglers", "store"]
 
 
 @pytest.mark.processes

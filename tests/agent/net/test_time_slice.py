@@ -38,6 +38,8 @@ def test_the_thread_has_the_shortest_slice_and_no_later_one_inherits_it() -> Non
     usual, short, again, later = found
     if usual == 0:
         pytest.skip("this kernel has no slices")
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        pytest.skip("these tests were started with a priority, which a thread keeps")
     assert short == again == time_slice._SHORTEST < usual == later
 
 
