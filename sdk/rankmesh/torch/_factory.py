@@ -19,7 +19,7 @@ from rankmesh._session.backend import Engines
 from rankmesh._session.session import Session, communicator_of
 from rankmesh.torch._errors import translating
 from rankmesh.torch._group import ProcessGroup
-from rankmesh.torch._hooks import take_over_nan_check
+from rankmesh.torch._hooks import take_over_hooks
 from rankmesh.torch._patches import keep_reducer_works
 from rankmesh.torch._reconfigure import ReconfigurableGroup
 from rankmesh_agent.config import launched
@@ -55,7 +55,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     if backend_options is not None:
         raise ValueError(f"backend 'rankmesh' takes no pg_options, got {backend_options!r}")
     keep_reducer_works()
-    take_over_nan_check()
+    take_over_hooks()
     if getattr(options, "enable_reconfigure", False):  # of torch 2.14
         return ReconfigurableGroup(options, _join)
     return translating(_create, options, list(options.global_ranks_in_group), seconds_of(options.timeout, 0.0))

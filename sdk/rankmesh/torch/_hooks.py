@@ -102,13 +102,30 @@ class NanCheck:
                 torch.ops.c10d.check_for_nan(tensor._values() if tensor.is_sparse else tensor)
 
 
+class NoFlightRecorder:
+    """What torch attaches to these groups in place of its FlightRecorderHook: the job's own recorder has the calls."""
+
+    def __init__(self, group: HookedCollectives, ranks: Any = ()) -> None:
+        pass
+
+    def remove(self) -> None:
+        """Do nothing."""
+
+
 @functools.cache
-def take_over_nan_check() -> None:
-    """Make torch's NanCheckHook, which TORCH_DIST_NAN_CHECK=1 attaches to each group, a NanCheck at these groups."""
-    kind = getattr(c10d, "NanCheckHook", None)
-    if kind is not None:
-        attach = kind.attach
-        kind.attach = lambda pg: NanCheck(pg) if isinstance(pg, HookedCollectives) else attach(pg)
+def take_over_hooks() -> None:
+    """Have these groups attach hooks of this module where torch attaches its own, which need a backend in C++.
+
+    Those are NanCheckHook, by TORCH_DIST_NAN_CHECK=1, and from torch 2.15 on FlightRecorderHook, to each group.
+    """
+    for name, ours in {"NanCheckHook": NanCheck, "FlightRecorderHook": NoFlightRecorder}.items():
+        kind = getattr(c10d, name, None)
+        if kind is not None:
+            kind.attach = functools.partial(_attach, ours, kind.attach)
+
+
+def _attach(ours: Callable[..., object], theirs: Callable[..., object], pg: Any, *arguments: Any) -> object:
+    return ours(pg, *arguments) if isinstance(pg, HookedCollectives) else theirs(pg, *arguments)
 
 
 @functools.cache
