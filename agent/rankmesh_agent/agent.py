@@ -128,7 +128,7 @@ class Agent:
             self._own_http.start(self._app, {each.service: each for each in services}, on_demand=True)
 
     def _view(self, client: Client) -> ProcessView | None:
-        """Return what this host tells of the process of another of its ranks, which does not answer."""
+        """Return the process of another rank of this host, which does not answer, as the kernel shows it."""
         member = self.members.get(attached_rank(client.attachment))
         return process.view(member.pid, 1.0) if member is not None and member.host_id == self.member.host_id else None
 

@@ -200,7 +200,7 @@ class RankDetails(DiagnosedRank):
     Attributes:
         place: where the rank is in the user's code, as in the findings; empty if that is not known.
         snapshot: its calls, its waits for keys, its stacks and its CPU time; null if its agent does not answer.
-        outside: what its host tells of its process then.
+        outside: its process then, as its host sees it.
         time: when the snapshot was taken, by the gateway's clock, in seconds since 1970: the calls' ages end then.
         uncertainty: the seconds by which that may be wrong: half of the time that the agent took to answer.
     """

@@ -81,7 +81,7 @@ class Scheduled(NamedTuple):
 
 
 def scheduled(pid: int | str = "self") -> Scheduled:
-    """Return what the kernel's scheduler tells of a process; zeros if that cannot be read."""
+    """Return the times of a process in the kernel's scheduler; zeros if they cannot be read."""
     texts = [_read(pid, f"task/{thread.name}/schedstat") for thread in (_PROC / str(pid) / "task").glob("*")]
     ran, waited = (sum(int(text.split()[number]) for text in texts if text) for number in range(2))
     return Scheduled(ran * 1e-9, waited * 1e-9)

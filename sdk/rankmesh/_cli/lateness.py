@@ -1,4 +1,4 @@
-"""Which ranks make the others wait, by the begins and ends of all ranks' calls, and why. Pure: no I/O, no clock."""
+"""Ranks that make the others wait, by the begins and ends of all ranks' calls, and why. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUSY = 0.7
 
 @dataclass
 class Usage:
-    """What a process used in an interval: processor time and waits for a core, in cores; page faults a second."""
+    """Resources that a process used in an interval: processor time and waits for a core, in cores; page faults a second."""
 
     cpu: float
     core_wait: float

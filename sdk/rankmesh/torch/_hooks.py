@@ -103,7 +103,7 @@ class NanCheck:
 
 
 class NoFlightRecorder:
-    """What torch attaches to these groups in place of its FlightRecorderHook: the job's own recorder has the calls."""
+    """Stands in for torch's FlightRecorderHook at these groups: the job's own recorder has the calls."""
 
     def __init__(self, group: HookedCollectives, ranks: Any = ()) -> None:
         pass
