@@ -19,7 +19,7 @@ _BUSY = 0.7
 
 @dataclass
 class Usage:
-    """Resources that a process used in an interval: processor time and waits for a core, in cores; page faults a second."""
+    """Resources of a process in an interval: processor time and waits for a core, in cores; page faults a second."""
 
     cpu: float
     core_wait: float
