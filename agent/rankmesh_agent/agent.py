@@ -33,7 +33,7 @@ from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.status import Status
 from rankmesh_agent.shared_memory.process_vm import allow_reads
 from rankmesh_agent.store.job_store import JobStore
-from rankmesh_agent.wire.credentials import Grant
+from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ForbiddenJobError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.hello import Client, Service
@@ -118,14 +118,15 @@ class Agent:
 
     def _serve_http(self) -> None:
         if self._own_http is not None:
-            credentials = lambda: self.settings.job_credentials  # noqa: E731
-            records = lambda _: self.snapshot(max_ended=MAX_DUMPED)  # noqa: E731
             services = (
-                SnapshotServer(lambda _: self.snapshot(), credentials),
-                SnapshotServer(records, credentials, Service.RECORDS),
-                SnapshotServer(self._view, credentials, Service.PROCESS),
+                SnapshotServer(lambda _: self.snapshot(), self._credentials),
+                SnapshotServer(lambda _: self.snapshot(max_ended=MAX_DUMPED), self._credentials, Service.RECORDS),
+                SnapshotServer(self._view, self._credentials, Service.PROCESS),
             )
             self._own_http.start(self._app, {each.service: each for each in services}, on_demand=True)
+
+    def _credentials(self) -> Credentials:
+        return self.settings.job_credentials
 
     def _view(self, client: Client) -> ProcessView | None:
         """Return the process of another rank of this host, which does not answer, as the kernel shows it."""

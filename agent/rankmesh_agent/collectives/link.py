@@ -154,8 +154,7 @@ class DirectLink(Link):
         """Arrive at the call, as all_exchange does, with the first messages of an exchange; see Link.start.
 
         The data is on its way before any rank knows whether the others make the same call: an exchange and an arrival
-        in one step. The buffers must not be those of the caller's results, and have at most
-        ``chunk_bytes``.
+        in one step. The buffers must not be those of the caller's results, and have at most ``chunk_bytes``.
 
         Args:
             sends: a message for every other rank, which may be empty.

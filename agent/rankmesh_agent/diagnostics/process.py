@@ -1,6 +1,6 @@
-"""A process of this host, seen from outside: what the kernel tells of it, and its Python stacks by py-spy.
+"""Kernel state and Python stacks of a process of this host, read from outside it; the stacks by py-spy.
 
-It need not do anything: it may be stopped or frozen, held by a debugger, or in C code with the interpreter's lock.
+The process may be stopped or frozen, held by a debugger, or in C code with the interpreter's lock: it need do nothing.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ def _read(pid: int | str, name: str) -> str:
         return ""
 
 
-class Scheduled(NamedTuple):
+class SchedStat(NamedTuple):
     """Seconds that the live threads of a process have run, and that they were ready and waited for a core."""
 
     ran: float
     waited: float
 
 
-def scheduled(pid: int | str = "self") -> Scheduled:
+def scheduled(pid: int | str = "self") -> SchedStat:
     """Return the times of a process in the kernel's scheduler; zeros if they cannot be read."""
     texts = [_read(pid, f"task/{thread.name}/schedstat") for thread in (_PROC / str(pid) / "task").glob("*")]
     ran, waited = (sum(int(text.split()[number]) for text in texts if text) for number in range(2))
-    return Scheduled(ran * 1e-9, waited * 1e-9)
+    return SchedStat(ran * 1e-9, waited * 1e-9)
 
 
 def _swap_bytes(pid: int) -> int:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from rankmesh_agent.diagnostics import process
 from rankmesh_agent.net.deadline import Deadline
@@ -69,7 +68,7 @@ def _add_snapshot(report: RankReport, service: Service, token: str, patience: fl
     limit = min(end.remaining(), patience, _STOPPED_SECONDS if stopped else patience)
     try:
         report.asked = time.time()
-        report.snapshot = _fetch(report.url, service, for_job(token, report.job), limit)
+        report.snapshot = fetch_snapshot(report.url, for_job(token, report.job), limit, service)
         report.answered = time.time()
         if report.snapshot is None:
             report.error = "its agent has no rank any more"
@@ -87,29 +86,26 @@ def _ask_neighbour(report: RankReport, others: Sequence[RankReport], token: str,
     if other is not None:
         with contextlib.suppress(OSError, ValueError, TypeError, DistError):
             attachment = rank_attachment(report.rank)
-            found = _fetch(other.url, Service.PROCESS, for_job(token, report.job), patience, attachment)
+            found = fetch_snapshot(other.url, for_job(token, report.job), patience, Service.PROCESS, attachment)
             report.outside = json_text.convert(ProcessView, found)
             report.process = report.outside.state
 
 
-def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
-    """Return the snapshot of the rank at an agent; None if the agent has no rank. See ``_fetch``."""
-    return _fetch(url, Service.SNAPSHOT, token, seconds)
-
-
-def _fetch(url: str, service: Service, token: str, seconds: float, attachment: bytes = b"") -> dict[str, Any] | None:
-    """Return the document that a service of an agent sends.
+def fetch_snapshot(
+    url: str, token: str, seconds: float, service: Service = Service.SNAPSHOT, attachment: bytes = b""
+) -> Snapshot | None:
+    """Return the document that a service of an agent sends: a snapshot; None if the agent has no such rank.
 
     Args:
         url: base URL of the agent.
-        service: the service.
         token: the job's credential.
         seconds: time limit of everything.
-        attachment: what the service needs to know.
+        service: the service.
+        attachment: bytes that the service needs from a client.
 
     Raises:
         OSError: the agent cannot be reached, or does not answer in time (TimeoutError).
-        DistError: it has another token, or does not know snapshots.
+        DistError: it has another token, or does not know the service.
         ValueError: the document is invalid.
     """
     deadline = Deadline(seconds)

@@ -133,7 +133,7 @@ def _at(seconds: float, origin: float) -> float:
     return (seconds - origin) * _MICROSECONDS
 
 
-def waits_of(spans: Sequence[Span]) -> list[list[Span]]:
+def collectives_of(spans: Sequence[Span]) -> list[list[Span]]:
     """Return the collectives that more than one rank has begun: the span of each rank."""
     by_call: dict[tuple[str, int], list[Span]] = defaultdict(list)
     for span in spans:
@@ -144,7 +144,7 @@ def waits_of(spans: Sequence[Span]) -> list[list[Span]]:
 
 def _late_arrivals(spans: Sequence[Span]) -> Iterator[tuple[Span, Span, str]]:
     """Yield, for each collective, the rank that came last, and each rank that it made wait."""
-    for ranks in waits_of(spans):
+    for ranks in collectives_of(spans):
         last = max(ranks, key=lambda span: span.begin)
         for span in ranks:
             if span is not last and span.end > last.begin:

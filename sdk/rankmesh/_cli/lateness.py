@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from rankmesh._cli.chrome_trace import Details, Span, waits_of
+from rankmesh._cli.chrome_trace import Details, Span, collectives_of
 
 MIN_LOST = 0.03
 """Share of the time that the others lose by a rank, from which on it is a straggler."""
@@ -18,7 +18,7 @@ _BUSY = 0.7
 
 
 @dataclass
-class Usage:
+class ResourceUsage:
     """Resources of a process in an interval: processor time and waits for a core, in cores; page faults a second."""
 
     cpu: float
@@ -48,16 +48,16 @@ class Straggler:
     why: str
 
 
-def usage_of(before: Details, after: Details) -> Usage:
+def usage_of(before: Details, after: Details) -> ResourceUsage:
     """Return what a rank used between two snapshots of it."""
     first, second = before["snapshot"], after["snapshot"]
     seconds = max(1e-9, second["monotonic"] - first["monotonic"])
     names = "cpu_seconds", "core_wait_seconds", "major_faults"
-    return Usage(*(max(0.0, second[name] - first[name]) / seconds for name in names))
+    return ResourceUsage(*(max(0.0, second[name] - first[name]) / seconds for name in names))
 
 
 def stragglers(
-    spans: Sequence[Span], usage: Mapping[int, Usage], hosts: Mapping[int, str], uncertainty: float
+    spans: Sequence[Span], usage: Mapping[int, ResourceUsage], hosts: Mapping[int, str], uncertainty: float
 ) -> list[Straggler]:
     """Return the ranks that make the others wait, the worst first; if there are none, the host whose ranks do.
 
@@ -76,10 +76,10 @@ def stragglers(
 
 
 def _late(
-    spans: Sequence[Span], usage: Mapping[int, Usage], units: Mapping[int, list[int]], uncertainty: float
+    spans: Sequence[Span], usage: Mapping[int, ResourceUsage], units: Mapping[int, list[int]], uncertainty: float
 ) -> list[Straggler]:
     """Return the ranks, or units of several, that the ranks of other units wait for."""
-    calls = [sorted(ranks, key=lambda span: span.begin) for ranks in waits_of(spans)]
+    calls = [sorted(ranks, key=lambda span: span.begin) for ranks in collectives_of(spans)]
     if len(calls) < _MIN_CALLS:
         return []
     lasts: dict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -101,12 +101,12 @@ def _late(
     return sorted(found, key=lambda each: -each.lost)
 
 
-def _why(ranks: Sequence[int], spans: Sequence[Span], usage: Mapping[int, Usage]) -> str:
+def _why(ranks: Sequence[int], spans: Sequence[Span], usage: Mapping[int, ResourceUsage]) -> str:
     """Return what ranks do while the others wait for them."""
     rest = [number for number in usage if number not in ranks]
 
     def compared(values: Mapping[int, float]) -> tuple[float, float]:
-        return median(values[rank] for rank in ranks), median(values[rank] for rank in rest)
+        return median(values.get(rank, 0.0) for rank in ranks), median(values.get(rank, 0.0) for rank in rest)
 
     wait, usual_wait = compared({rank: each.core_wait for rank, each in usage.items()})
     faults, usual_faults = compared({rank: each.faults for rank, each in usage.items()})

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rankmesh._cli import options
-from rankmesh._cli.chrome_trace import chrome_trace, since, spans_of
+from rankmesh._cli.chrome_trace import STEP, chrome_trace, since, spans_of
 from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, USAGE, CommandError, command, print_error, write
 from rankmesh._cli.options import PATIENCE, GatewayOption, JobOption, PatienceOption, TokenFileOption
 from rankmesh._cli.overview import fetch_snapshots
@@ -49,7 +49,10 @@ def trace(
     if not answers:
         print_error("there is no rank to trace; 'rankmesh run' starts some")
         return NEGATIVE if not found else UNREACHABLE
-    spans = since(spans_of(answers), seconds, steps)
+    spans = spans_of(answers)
+    if steps is not None and not any(span.call["op"] == STEP for span in spans):
+        raise CommandError("the program marks no steps: call dist.mark_step() at the begin of each", USAGE)
+    spans = since(spans, seconds, steps)
     document = chrome_trace(answers, spans)
     try:
         output.write_text(json.dumps(document))

@@ -12,7 +12,7 @@ from support.me import Me
 from support.processes import Ranks, wait_until
 
 from rankmesh._cli.chrome_trace import Span
-from rankmesh._cli.lateness import Straggler, Usage, stragglers
+from rankmesh._cli.lateness import ResourceUsage, Straggler, stragglers
 
 RANKS = 4
 STEPS = 60
@@ -42,11 +42,11 @@ def made(
     return sorted(found, key=lambda span: span.begin)
 
 
-BUSY = {rank: Usage(0.98, 0.0, 0.0) for rank in range(RANKS)}
+BUSY = {rank: ResourceUsage(0.98, 0.0, 0.0) for rank in range(RANKS)}
 
 
 def find(
-    spans: list[Span], usage: dict[int, Usage] = BUSY, hosts: str = "aaaa", uncertainty: float = 0.0
+    spans: list[Span], usage: dict[int, ResourceUsage] = BUSY, hosts: str = "aaaa", uncertainty: float = 0.0
 ) -> list[Straggler]:
     return stragglers(spans, usage, dict(enumerate(hosts)), uncertainty)
 
@@ -84,17 +84,35 @@ def test_the_time_since_when():
 @pytest.mark.parametrize(
     ("usage", "spans", "why"),
     [
-        (Usage(0.98, 0.0, 0.0), made(1, lambda step: 1.3), "computes (98% of a core): 130 ms between two calls"),
-        (Usage(0.1, 0.0, 0.0), made(1, lambda step: 1.3), "waits, for data perhaps, and does not compute (10% of"),
-        (Usage(0.6, 0.4, 0.0), made(1, lambda step: 1.3), "waits for a core 40% of the time"),
-        (Usage(0.2, 0.0, 900.0), made(1, lambda step: 1.3), "has memory on the disk, and reads 900 pages a second"),
-        (Usage(0.9, 0.0, 0.0), made(1, in_call=0.03), "ends its calls later than the others: its network"),
+        (
+            ResourceUsage(0.98, 0.0, 0.0),
+            made(1, lambda step: 1.3),
+            "computes (98% of a core): 130 ms between two calls",
+        ),
+        (
+            ResourceUsage(0.1, 0.0, 0.0),
+            made(1, lambda step: 1.3),
+            "waits, for data perhaps, and does not compute (10% of",
+        ),
+        (ResourceUsage(0.6, 0.4, 0.0), made(1, lambda step: 1.3), "waits for a core 40% of the time"),
+        (
+            ResourceUsage(0.2, 0.0, 900.0),
+            made(1, lambda step: 1.3),
+            "has memory on the disk, and reads 900 pages a second",
+        ),
+        (ResourceUsage(0.9, 0.0, 0.0), made(1, in_call=0.03), "ends its calls later than the others: its network"),
     ],
 )
-def test_the_reason(usage: Usage, spans: list[Span], why: str):
+def test_the_reason(usage: ResourceUsage, spans: list[Span], why: str):
     (found,) = find(spans, BUSY | {2: usage})
     assert found.ranks == [2]
     assert found.why.startswith(why)
+
+
+def test_a_rank_that_has_made_one_call():
+    once = Span(3, 0.0, 0.1, "pair", {"op": "barrier", "peer": None, "group": "p", "seq": 1}, True)
+    spans = [once, *(span for span in made(1, lambda step: 1.3) if span.rank != 3)]
+    assert [each.ranks for each in find(spans)] == [[2]]
 
 
 def be_slow(me: Me) -> None:
