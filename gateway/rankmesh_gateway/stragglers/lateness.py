@@ -13,7 +13,9 @@ from rankmesh_gateway.schemas import RankDetails, Straggler
 from rankmesh_gateway.stragglers.spans import STEP, Span, collectives_of, since, spans_of, uncertainty_of
 
 MIN_LOST = 0.03
-"""Share of the time that the others lose by a rank, from which on it is a straggler."""
+"""Share of the time that the others lose by a rank, the longest wait left out, from which on it is a straggler."""
+_MORE = 3.0
+"""How many times what the others lose by another rank: all ranks of a busy host come late now and then."""
 _LATELY = 0.1
 """Part of the time in which ranks may have come to be late, too few times for the share of all of it."""
 _MIN_CALLS = 5
@@ -39,17 +41,21 @@ def find_stragglers(
     """
     hosts, places = {each.rank: each.host for each in details}, {each.rank: each.place for each in details}
     spans, uncertainty = spans_of(details), uncertainty_of(details)
-    for time in (seconds, seconds * _LATELY):
-        found = late_ranks(since(spans, time, None), usage, hosts, uncertainty)
-        if found:
-            break
+    found = late_ranks(since(spans, seconds, None), usage, hosts, uncertainty)
+    if not found:
+        lately = since(spans, seconds * _LATELY, None)
+        found = late_ranks(lately, usage, hosts, uncertainty, 2 * MIN_LOST)  # of few calls, chance is a larger part
     for each in found:
         each.job, each.place = details[0].job, places[each.ranks[0]]
     return found
 
 
 def late_ranks(
-    spans: Sequence[Span], usage: Mapping[int, ResourceUsage], hosts: Mapping[int, str], uncertainty: float
+    spans: Sequence[Span],
+    usage: Mapping[int, ResourceUsage],
+    hosts: Mapping[int, str],
+    uncertainty: float,
+    least: float = MIN_LOST,
 ) -> list[Straggler]:
     """Return the ranks that make the others wait, the worst first; if there are none, the host whose ranks do.
 
@@ -58,12 +64,13 @@ def late_ranks(
         usage: see ``find_stragglers``.
         hosts: of each rank.
         uncertainty: seconds by which the clocks of hosts may differ.
+        least: share of the time that the others lose by a straggler.
     """
-    found = _late(spans, usage, {rank: [rank] for rank in hosts}, uncertainty)
+    found = _late(spans, usage, {rank: [rank] for rank in hosts}, uncertainty, least)
     if found or len({*hosts.values()}) < 2:
         return found
     units = {rank: [each for each in hosts if hosts[each] == hosts[rank]] for rank in hosts}
-    return _late(spans, usage, units, uncertainty)
+    return _late(spans, usage, units, uncertainty, least)
 
 
 def slow_links(job: str, waits: Mapping[int, RankWaits]) -> list[Straggler]:
@@ -95,13 +102,17 @@ def _share(waits: Mapping[int, RankWaits], rank: int, other: int) -> float:
 
 
 def _late(
-    spans: Sequence[Span], usage: Mapping[int, ResourceUsage], units: Mapping[int, list[int]], uncertainty: float
+    spans: Sequence[Span],
+    usage: Mapping[int, ResourceUsage],
+    units: Mapping[int, list[int]],
+    uncertainty: float,
+    least: float,
 ) -> list[Straggler]:
     """Return the ranks, or units of several, that the ranks of other units wait for."""
     calls = [sorted(ranks, key=lambda span: span.begin) for ranks in collectives_of(spans)]
     if len(calls) < _MIN_CALLS:
         return []
-    lasts: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    lasts: dict[int, list[tuple[float, float]]] = {unit[0]: [] for unit in units.values()}
     for ranks in calls:
         unit = units[ranks[-1].rank]
         others = [span for span in ranks if span.rank not in unit]
@@ -111,21 +122,23 @@ def _late(
     end = max(span.end for ranks in calls for span in ranks)
     seconds = end - min(ranks[0].begin for ranks in calls)
     found = []
+    losses = {first: sum(late for _, late in times) for first, times in lasts.items()}
     for first, times in lasts.items():
-        lost = sum(late for _, late in times)
-        if lost >= MIN_LOST * seconds:
+        lost, (_, others) = losses[first], _compared(losses, [first])
+        longest = max((late for _, late in times), default=0.0)
+        if lost - longest >= least * seconds and lost >= _MORE * others:
             begun = next(at for at, late in times if late >= lost / len(times) / 2)
-            late, why = median(late for _, late in times), _why(units[first], spans, usage)
+            late, why = median(late for _, late in times), _why(units[first], spans, usage, lost / len(calls))
             found.append(Straggler("", units[first], lost / seconds, len(times), len(calls), late, end - begun, why))
     return sorted(found, key=lambda each: -each.lost)
 
 
-def _why(ranks: Sequence[int], spans: Sequence[Span], usage: Mapping[int, ResourceUsage]) -> str:
-    """Return what ranks do while the others wait for them."""
+def _why(ranks: Sequence[int], spans: Sequence[Span], usage: Mapping[int, ResourceUsage], late: float) -> str:
+    """Return what ranks do while the others wait for them, by the mean of the seconds by which they come late."""
     between, usual = _compared(_between(spans), ranks)
     text = f"{between * 1e3:.3g} ms between two calls, where the others need {usual * 1e3:.3g} ms"
     taken = _taken(ranks, usage)
-    if not taken and between < 1.05 * usual:
+    if not taken and between - usual < late / 2:
         return f"ends its calls later than the others: its network is slower ({text})"
     return taken or ": ".join(filter(None, (activity(ranks, usage), text)))
 

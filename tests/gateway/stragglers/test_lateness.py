@@ -19,7 +19,13 @@ SEEDS = 200
 
 
 def made(
-    seed: int, slow: Any = lambda step: 1.0, *, in_call: float = 0.0, slow_ranks: tuple[int, ...] = (2,)
+    seed: int,
+    slow: Any = lambda step: 1.0,
+    *,
+    in_call: float = 0.0,
+    slow_ranks: tuple[int, ...] = (2,),
+    stalls: float = 0.0,
+    steps: int = STEPS,
 ) -> list[Span]:
     """Return the spans of ranks whose steps take 100 ms, by two hundredths; those of some ranks are slower.
 
@@ -28,12 +34,15 @@ def made(
         slow: returns the factor for a step.
         in_call: seconds that they are longer in each call than the others.
         slow_ranks: which they are.
+        stalls: probability that a rank, whichever it is, stalls in a step, by 80 ms on average.
+        steps: number of steps.
     """
     draw, found, free = random.Random(seed), [], [0.0] * RANKS
-    for step in range(STEPS):
+    for step in range(steps):
         begins = [
             free[rank] + draw.gauss(0.1, 0.002) * (slow(step) if rank in slow_ranks else 1) for rank in range(RANKS)
         ]
+        begins = [each + draw.expovariate(12.5) * (draw.random() < stalls) for each in begins]
         for rank, begin in enumerate(begins):
             free[rank] = max(begins) + 0.001 + in_call * (rank in slow_ranks)
             call = SnapshotCall("w", step + 1, "all_reduce", "", 0.0)
@@ -62,6 +71,15 @@ def test_the_rank_that_is_slow_is_named_in_99_of_100_jobs(slow: Any):
 
 def test_no_rank_of_a_healthy_job_is_named():
     assert not any(find(made(seed)) for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize("stalls", [0.01, 0.1])
+def test_on_a_busy_host_where_all_ranks_stall_now_and_then(stalls: float):
+    few = SEEDS // 4
+    named = sum(bool(find(made(seed, stalls=stalls, steps=10 * STEPS))) for seed in range(few))
+    assert named == 0
+    slow = [find(made(seed, lambda step: 1.3, stalls=stalls, steps=10 * STEPS)) for seed in range(few)]
+    assert [[each.ranks for each in found] for found in slow] == [[[2]]] * few
 
 
 def test_the_host_that_is_slow_is_named_in_99_of_100_jobs():
