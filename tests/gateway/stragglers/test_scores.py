@@ -109,6 +109,17 @@ def test_a_rank_that_recovers():
     assert scores.values[2] < 0.02
 
 
+def test_a_group_that_was_made_meanwhile_counts_soon():
+    scores, job = RankScores(), Job(1, lambda at: 1.3)
+    for at in range(2, 8, 2):
+        reports = {rank: job.report(rank, at) for rank in range(RANKS)}
+        if at == 2:
+            reports = {rank: Report(each.at, None, {}) for rank, each in reports.items()}
+        scores.observe(reports, at)
+    assert scores.values[2] > 0.15
+    assert scores.usage().keys() == {0, 1, 2, 3}
+
+
 def test_the_use_of_resources_in_a_second():
     scores, _, _ = Job(1).run()
     assert [*vars(scores.usage()[2]).values()] == pytest.approx([0.9, 0.0, 10.0])
