@@ -77,7 +77,7 @@ class Job:
 
 
 @pytest.mark.parametrize("groups", [WORLD, MESH], ids=["world", "mesh"])
-@pytest.mark.parametrize("step", [0.01, 0.1, 0.7])
+@pytest.mark.parametrize("step", [0.05, 0.5])
 def test_the_slow_rank_alone_is_named_in_99_of_100_jobs(groups: Any, step: float):
     found = [Job(seed, lambda at: 1.3, groups=groups, step=step).run() for seed in range(SEEDS)]
     assert sum(ever == {2} for _, _, ever in found) >= 0.99 * SEEDS
@@ -87,7 +87,7 @@ def test_the_slow_rank_alone_is_named_in_99_of_100_jobs(groups: Any, step: float
 
 
 @pytest.mark.parametrize("groups", [WORLD, MESH], ids=["world", "mesh"])
-@pytest.mark.parametrize(("step", "in_call"), [(0.01, 0.005), (0.1, 0.1), (0.7, 0.7)])
+@pytest.mark.parametrize(("step", "in_call"), [(0.05, 0.025), (0.5, 0.5)])
 def test_no_rank_of_a_healthy_job_is_slow(groups: Any, step: float, in_call: float):
     assert not any(Job(seed, groups=groups, step=step, in_call=in_call).run()[2] for seed in range(SEEDS))
 
