@@ -23,8 +23,7 @@ def targets(results: Results) -> str:
     for target in TARGETS:
         met, worst, cell = judge(target, results)
         if worst is not None:
-            unit = target.unit if isinstance(target, Limit) else None
-            figure = f"{worst:.2f} {unit}" if unit else ratio(worst, target.least)
+            figure = f"{worst:.2f} {target.unit}" if isinstance(target, Limit) else ratio(worst, target.least)
             where = case_name(cell.case) if cell else ""
             rows.append(["met" if met else "missed", target.row, target.against, target.wanted, where, figure])
     return table(["", "case", "against", "wanted", "worst at", "figure"], rows, texts=5)

@@ -9,14 +9,14 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import data_page
-from benchmarks.cases import COLLECTIVES, KIB, MIB, Case, Cell
+from benchmarks.cases import COLLECTIVES, KIB, MIB, SIZES, Case, Cell
 from benchmarks.figures import measured_on, ratio, table
 from benchmarks.implementations import IMPLEMENTATIONS
 from benchmarks.results import Results, Run
 from benchmarks.workers import CHECKOUT
 
 PAGE = CHECKOUT / "docs" / "performance.md"
-SIZES: dict[str, Callable[[int], bool]] = {
+RANGES: dict[str, Callable[[int], bool]] = {
     "up to 4 KiB": lambda nbytes: nbytes <= 4 * KIB,
     "64 KiB and 1 MiB": lambda nbytes: 4 * KIB < nbytes < 16 * MIB,
     "16 MiB and more": lambda nbytes: nbytes >= 16 * MIB,
@@ -25,7 +25,10 @@ SIZES: dict[str, Callable[[int], bool]] = {
 
 def ratios(results: Results, ours: str, theirs: str) -> dict[Case, float]:
     """Return the ratio of each case of the collectives and send_recv, on ranks that are alone on the machine."""
-    chosen = [case for case in results.cases() if case.operation in ("all_reduce", *COLLECTIVES) and not case.busy]
+    operations = ("all_reduce", *COLLECTIVES)
+    chosen = [
+        case for case in results.cases() if case.operation in operations and case.nbytes in SIZES and not case.busy
+    ]
     pairs = {case: results.ratio(Cell(case, theirs), Cell(case, ours)) for case in chosen}
     return {case: value for case, value in pairs.items() if value is not None}
 
@@ -36,13 +39,13 @@ def summary(results: Results) -> str:
     for ours, theirs in data_page.PAIRS:
         found = ratios(results, ours, theirs)
         row = ["shared memory" if ours.endswith("shm") else "TCP", IMPLEMENTATIONS[theirs].title]
-        for wanted in SIZES.values():
+        for wanted in RANGES.values():
             values = [value for case, value in found.items() if wanted(case.nbytes)]
             slower = sum(value < 1 for value in values)
             middle, worst = (ratio(figure(values)) if values else "" for figure in (median, min))
             row.append(f"{middle} ({worst}; {slower} of {len(values)})")
         rows.append(row)
-    return table(["transport", "speed over", *SIZES], rows, texts=2)
+    return table(["transport", "speed over", *RANGES], rows, texts=2)
 
 
 def chart(results: Results, path: Path) -> None:
