@@ -133,15 +133,17 @@ def _hooked(kind: Any) -> Any:
     """Return a subclass of a group's class whose calls call its hooks: the calls of groups without hooks do not ask."""
     if issubclass(kind, _CallsHooks):
         return kind
-    found = {name: _op_of(name) for name in vars(Collectives) if name[0] != "_" or name.endswith("_base")}
-    methods = {name: _with_hooks(vars(Collectives)[name], op) for name, op in found.items() if op is not None}
+    found = {name: each for name, each in vars(Collectives).items() if name[0] != "_" or name.endswith("_base")}
+    ops = {name: _op_of([alias for alias in found if found[alias] is each]) for name, each in found.items()}
+    methods = {name: _with_hooks(found[name], op) for name, op in ops.items() if op is not None}
     return type(kind.__name__, (_CallsHooks, kind), {**methods, "__module__": kind.__module__})
 
 
-def _op_of(name: str) -> Any:
-    """Return torch's HookOpName of a method, ALLGATHER of all_gather_single, say; None for one without hooks."""
-    name, members = name.replace("_", "").upper(), c10d.HookOpName.__members__
-    return members.get(max((each for each in members if name.startswith(each.replace("_", ""))), key=len, default=""))
+def _op_of(names: list[str]) -> Any:
+    """Return torch's HookOpName of a method with these names, the most exact one; None for one without hooks."""
+    names, members = [name.replace("_", "").upper() for name in names], c10d.HookOpName.__members__
+    found = (each for each in members if any(name.startswith(each.replace("_", "")) for name in names))
+    return members.get(max(found, key=len, default=""))
 
 
 def _with_hooks(method: Callable[..., Any], op: Any) -> Callable[..., Any]:
