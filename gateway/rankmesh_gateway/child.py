@@ -101,12 +101,7 @@ def _received(wakes: SimpleQueue[str], seconds: float) -> set[str]:
 
 
 class _LocalProcesses:
-    """Processes of this host's ranks: where all ranks are killed together, no peer reports the failures.
-
-    Args:
-        registry: the registry.
-        shm_dir: directory of shared memory, which is part of a host's id.
-    """
+    """Processes of this host's ranks: where all ranks are killed together, no peer reports the failures."""
 
     def __init__(self, registry: Registry, shm_dir: str) -> None:
         self._registry = registry

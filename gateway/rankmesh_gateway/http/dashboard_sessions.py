@@ -73,7 +73,6 @@ class DashboardSessions:
     """The codes and sessions of a gateway. For the thread of its event loop.
 
     Args:
-        credentials: of the gateway's clients.
         clock: monotonic seconds; tests pass their own.
     """
 
@@ -91,14 +90,7 @@ class DashboardSessions:
         self._sessions.remove(token)
 
     def exchange(self, authorization: str) -> str:
-        """Return the token of a new session.
-
-        Args:
-            authorization: the header with the code, which is used up.
-
-        Raises:
-            AuthenticationError: the code is unknown, has been used or has expired.
-        """
+        """Return the token of a new session."""
         code = authorization.encode().removeprefix(_BEARER)
         grant = self._codes.find(code)
         if grant is None:
@@ -110,7 +102,6 @@ class DashboardSessions:
         """Return the Authorization header for which one stands: the credential for that of a session or a code.
 
         Args:
-            authorization: the header.
             scope: the request's; a code counts for the exchange alone, a session elsewhere; without the header, its
                 cookie counts.
 

@@ -20,11 +20,7 @@ class _JobOfBody:
 
 
 def confine(scope: Message, grant: Grant) -> None:
-    """Restrict a request to the job of its credential, see SecurityMiddleware.
-
-    Raises:
-        ForbiddenJobError: it is for another job, for all jobs, or for none; or the credential is that of a lease.
-    """
+    """Restrict a request to the job of its credential, see SecurityMiddleware."""
     endpoint, job = endpoint_of(scope["method"], scope["path"]), grant.job or ""
     if grant.lease or endpoint is None or not endpoint.job:
         reject_job(scope, grant)
@@ -39,11 +35,7 @@ def confine(scope: Message, grant: Grant) -> None:
 
 
 def check_body(scope: Message, content: bytes) -> str | None:
-    """Check that the job that a request's body names is that of its credential; return it, None for all jobs.
-
-    Raises:
-        ForbiddenJobError: it is another, or the body names none.
-    """
+    """Check that the job that a request's body names is that of its credential; return it, None for all jobs."""
     grant: Grant | None = scope.get("state", {}).get(_BODY_JOB)
     if grant is None:
         return None

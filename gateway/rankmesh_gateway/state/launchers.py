@@ -28,11 +28,6 @@ class LauncherRegistry:
 
         Returns:
             The attempt that the job is at, this node's place in it, and whether no other one can follow.
-
-        Raises:
-            InvalidRequestError: a value of the heartbeat is invalid, or differs from that of the job's other launchers.
-            RankTakenError: another launcher has taken the node's number.
-            GatewayFullError: the job is new and there are MAX_JOBS with live launchers.
         """
         check_launcher(beat)
         with self._lock:

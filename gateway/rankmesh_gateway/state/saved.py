@@ -31,12 +31,7 @@ _KEPT = tuple(each.name for each in fields(SavedRank))
 
 @dataclass
 class SavedEpoch:
-    """An epoch whose world was complete: see Epoch. Its groups come with the next heartbeats of its ranks.
-
-    Attributes:
-        groups: the ids of the groups in the event log.
-        failed_groups: those of them whose failure it has.
-    """
+    """An epoch whose world was complete: see Epoch. Its groups come with the next heartbeats of its ranks."""
 
     job: str
     number: int
@@ -52,7 +47,6 @@ def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
     """Return an epoch as it is saved.
 
     Args:
-        epoch: the epoch.
         unix_time: returns seconds since 1970 for a time of the registry's clock.
     """
     ranks = []
@@ -68,9 +62,7 @@ def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float)
     """Return the epoch that was saved. A rank that was live counts as just seen: no heartbeat was received meanwhile.
 
     Args:
-        saved: the saved epoch.
         clock_time: returns the time of the registry's clock for seconds since 1970.
-        now: the clock.
     """
     epoch = Epoch(saved.job, saved.number, saved.size, since=clock_time(saved.since), store=saved.store)
     for each in saved.ranks:

@@ -93,11 +93,7 @@ def _check_keys(*keys: str) -> None:
 
 @contextlib.contextmanager
 def _agent_of(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[ServiceClient]:
-    """Yield a client of the agent that a command line selects.
-
-    Raises:
-        CommandError: there is no such job or agent.
-    """
+    """Yield a client of the agent that a command line selects."""
     if agent:
         url, secret = base_url(agent), token(token_file)
     else:
@@ -113,11 +109,7 @@ def _find_agent(gateway: ServiceClient, job: str) -> tuple[str, str]:
     """Return a job, and the URL of an agent of it, all of which serve its store: its first rank's.
 
     Args:
-        gateway: client of the gateway.
         job: the job's name; empty for the environment's, or the only one.
-
-    Raises:
-        CommandError: there is no such job, or there are several.
     """
     asked = job or settings().job
     running = [each for each in gateway.get("/v1/ranks") if each["state"] in ("alive", "suspect")]

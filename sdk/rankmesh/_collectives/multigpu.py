@@ -279,16 +279,7 @@ def _each(arrays: Sequence[Array]) -> str:
 
 
 class _Total:
-    """A reduction of the arrays of all ranks, by way of a partial result at each rank.
-
-    Args:
-        op: the user's.
-        dtype: of the arrays.
-        members: how many arrays there are at all ranks together.
-
-    Attributes:
-        plain: the reduction of the partial results.
-    """
+    """A reduction of the arrays of all ranks, by way of a partial result at each rank."""
 
     def __init__(self, op: ReduceOp | PremulSum, dtype: np.dtype[Any], members: int) -> None:
         self._op, self._factor = reduction(op, dtype)

@@ -19,7 +19,6 @@ def root_cause(first: int, named: Mapping[int, Sequence[int]], failed: Sequence[
     """Return the rank whose failure caused that of another one.
 
     Args:
-        first: the rank to explain.
         named: the ranks that a rank's failure names, by rank; a cause itself names none.
         failed: the ranks that are known to have failed, the earliest first: of several names these are preferred.
     """
@@ -36,13 +35,9 @@ class JobFailure:
     """The failure of a job, as one node knows it.
 
     Args:
-        first: the rank of this node that ended first with a failure.
-        ranks: the ranks of this node.
-        reports: what they have reported.
         elsewhere: the ranks that the gateway knows, by rank, if this node has it.
 
     Attributes:
-        first: see above.
         named: the ranks that a rank's first failure names, by rank, on all nodes as far as known.
         cause: the rank at which the chain of names ends. It need not have failed: it may have left too early, or hang.
         info: the gateway's description of a cause on another node, None without one.

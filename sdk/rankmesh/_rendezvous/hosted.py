@@ -37,7 +37,6 @@ class GatewayAddress(NamedTuple):
     even to another job's gateway.
 
     Attributes:
-        url: base URL.
         id: the random id in the gateway's ``/health``.
     """
 
@@ -78,19 +77,11 @@ class HostedGateway:
     """A gateway that this process has started: a process of its own, which ends after the last rank.
 
     Args:
-        host: address to listen on.
         port: port, 0 for any free one.
-        settings: the process's settings.
-        names: accepted host names, besides those of the settings.
         fixed: whether the job's next gateway has the same address: then new worlds meet at this one while it lasts.
 
     Attributes:
-        address: the address for other processes.
         pid: the gateway's process, once it has started; 0 before.
-
-    Raises:
-        ValueError: the address is beyond loopback and there is no token.
-        DistNetworkError: the address cannot be bound, or the process cannot be started.
     """
 
     def __init__(
@@ -129,11 +120,7 @@ class HostedGateway:
         self._thread.start()
 
     def raise_failure(self) -> None:
-        """Raise if no process can reach the gateway.
-
-        Raises:
-            DistNetworkError: it has ended.
-        """
+        """Raise if no process can reach the gateway."""
         if self._ended.is_set():
             raise DistNetworkError(
                 f"the gateway, process {self.pid} that this one started, has ended at {self.address.url}"

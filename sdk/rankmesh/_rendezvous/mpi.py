@@ -24,7 +24,6 @@ class _RankInfo(NamedTuple):
 
     Attributes:
         host: host id, equal for ranks of one host.
-        name: host name.
         configured: whether an init method, a store or the environment defines the rendezvous.
         problem: an error at this rank, '' if there is none.
     """
@@ -47,11 +46,6 @@ def mpi_rendezvous(
     Args:
         init_method, rank, world_size, settings, options: as for ``resolve_init_method``; rank and world size come from
             MPI, and must equal it if they are passed.
-
-    Raises:
-        ValueError: rank or world size differ from MPI's, the ranks disagree on the rendezvous, or one should attach to
-            a standalone agent.
-        Exception: as for resolve_init_method.
     """
     comm = mpi().COMM_WORLD
     configured = (
@@ -102,11 +96,7 @@ def _contradiction(rank: int, world_size: int, settings: Settings, own: int, siz
 
 
 def _shared_locator(comm: Any, settings: Settings, ranks: list[_RankInfo]) -> GatewayLocator:
-    """Host the gateway at rank 0 and broadcast its address.
-
-    Raises:
-        DistError, ValueError: rank 0 cannot host the gateway; raised at all ranks.
-    """
+    """Host the gateway at rank 0 and broadcast its address."""
     if comm.rank:
         url, failure = comm.bcast(None)
         _raise(failure)

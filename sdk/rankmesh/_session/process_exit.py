@@ -18,9 +18,7 @@ class ProcessExit(NamedTuple):
 
     Attributes:
         reason: the failure that ends it, empty if there is none.
-        raised: whether an exception ends it.
         error: that exception, or its explicit cause, if it is one of RankMesh's.
-        exit_text: how it ends without a failure.
         place: the innermost line of the user's code that an exception passed through.
     """
 

@@ -19,7 +19,6 @@ class AgentStore(CommandStore):
     """The keys that all agents of a job serve under ``/v1/store``.
 
     Args:
-        agent: this process's agent.
         timeout: default time limit of calls.
     """
 

@@ -50,9 +50,6 @@ def torch_group(group: Any) -> Any:
     """Return a torch process group with the members of one of rankmesh's groups; any other object unchanged.
 
     All members of the group call it; while torch has no default group, all ranks of the world.
-
-    Raises:
-        ValueError: this process is not a member.
     """
     if not isinstance(group, MeshGroup | NonMember):
         return group

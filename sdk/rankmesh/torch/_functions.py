@@ -96,11 +96,7 @@ def new_members_group(
 
 
 def _rankmesh_group(group: Any) -> ProcessGroup | None:
-    """Return a torch group of backend ``rankmesh``, the default group if None; None at ranks that are not members.
-
-    Raises:
-        TypeError: the group has another backend.
-    """
+    """Return a torch group of backend ``rankmesh``, the default group if None; None at ranks that are not members."""
     if group is c10d.GroupMember.NON_GROUP_MEMBER:
         return None
     found = c10d.distributed_c10d._get_default_group() if group is None else group
