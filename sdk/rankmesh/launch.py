@@ -235,16 +235,7 @@ def _run_attempt(
         # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
         if gateway is not None:
             gateway.start(inbox.wake)
-        supervisor = Supervisor(
-            ranks,
-            outputs.writers,
-            inbox,
-            failure_grace=job.options.failure_grace,
-            stop_grace=job.options.stop_grace,
-            output_grace=job.options.output_grace,
-            failures=failures,
-            rendezvous=rendezvous,
-        )
+        supervisor = Supervisor(ranks, outputs.writers, inbox, job.options, failures, rendezvous)
         if job.options.replace:
             supervisor.replace = starter.replace
         if gateway is not None:

@@ -74,8 +74,7 @@ def create_services(
 def create_framework_app(services: handlers.Services) -> Application:
     """Return the application of all endpoints. Imports FastAPI and pydantic."""
     from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
-    from rankmesh_gateway.http.handled import add_handled_routes
-    from rankmesh_gateway.http.problems import problems
+    from rankmesh_gateway.http.handled import add_handled_routes, problems
 
     app = WebApplication(
         "RankMesh gateway",

@@ -114,9 +114,7 @@ class EventLog:
             self.last += 1
             self._kept.append(Event(self.last, kind, data, job))
             self._counted[kind] += 1
-            listeners = list(self._listeners.values())
-        for wake in listeners:
-            wake()
+        self._wake_all()
 
     def restore(self, events: Sequence[Event]) -> None:
         """Put the events of an earlier log, the oldest first, before all of this one."""

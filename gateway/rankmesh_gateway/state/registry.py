@@ -32,9 +32,8 @@ from rankmesh_gateway.state.event_log import EventLog
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.groups import find_group, merged_calls, merged_groups
 from rankmesh_gateway.state.history import History
-from rankmesh_gateway.state.job import Job
+from rankmesh_gateway.state.job import HeartbeatPace, Job
 from rankmesh_gateway.state.launchers import LauncherRegistry
-from rankmesh_gateway.state.pace import HeartbeatPace
 from rankmesh_gateway.state.rank import RankRecord
 from rankmesh_gateway.state.saved import SavedEpoch, restore, save
 from rankmesh_gateway.state.validation import (

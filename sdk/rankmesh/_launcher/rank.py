@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from rankmesh._launcher.line_buffer import LineBuffer
-from rankmesh._launcher.output import Output
+from rankmesh._launcher.output import LineBuffer, Output
 from rankmesh_agent.wire.printable import printable
 
 TAIL_LINES = 10
@@ -32,7 +31,6 @@ class ExitStatus:
     Attributes:
         code: exit code, None if a signal killed the process.
         signal: number of that signal, None if the process exited.
-        at: time, on the monotonic clock.
     """
 
     code: int | None
@@ -95,10 +93,7 @@ class Stream:
     def read_all(self) -> None:
         """Forward the bytes that are in the pipe now, but none that are written later."""
         taken = 0
-        while not self.closed and taken < _PIPE_BYTES:
-            read = self.read_some()
-            if not read:
-                break
+        while not self.closed and taken < _PIPE_BYTES and (read := self.read_some()):
             taken += read
 
     def drain_and_close(self) -> None:
@@ -126,17 +121,8 @@ class Rank:
     Its process leads a session of its own: Ctrl-C in the terminal reaches the launcher alone, and the rank's child
     processes can be signalled together with it.
 
-    Raises:
-        OSError: the command cannot be executed.
-
     Attributes:
-        number: the rank.
-        pid: its process id.
-        pidfd: descriptor that becomes readable when the process ends.
-        started: start time, on the monotonic clock.
-        streams: its output streams, stdout and stderr.
         exit_status: None while the process runs.
-        sent: the last signal that the launcher sent to it.
         released: whether the launcher has let go of the process: what is left of its group is not the launcher's.
     """
 
@@ -231,11 +217,7 @@ class Rank:
         return _holders_of({stream.inode for stream in self.streams if not stream.closed})
 
     def release(self, *, only_holders: bool = False) -> None:
-        """Kill the process group, drain its output and reap it. Idempotent.
-
-        Args:
-            only_holders: kill no process of the group that does not hold the output.
-        """
+        """Kill the process group, drain its output and reap it. Idempotent."""
         if self.released:
             return
         if only_holders:

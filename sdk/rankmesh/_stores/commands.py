@@ -7,10 +7,12 @@ import weakref
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from rankmesh._stores.base import Store
+from rankmesh._stores.base import DEFAULT_TIMEOUT, Store
 from rankmesh._stores.methods import Method
 from rankmesh_agent.store import store as agent_store
 from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.store import LocalStore
+from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import (
     DistStoreError,
     KeyNotFoundError,
@@ -79,11 +81,7 @@ class CommandStore(Store):
 
 
 class UnusableStore(agent_store.Store):
-    """Stands in for a store that is closed, or belongs to another process.
-
-    Args:
-        reason: the message of the error that every call raises.
-    """
+    """Stands in for a store that is closed, or belongs to another process."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -101,3 +99,18 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class HashStore(CommandStore):
+    """A store for the threads of one process; other processes do not see its keys."""
+
+    def __init__(self) -> None:
+        super().__init__(LocalStore(Table()), DEFAULT_TIMEOUT)
+
+    def clone(self) -> HashStore:
+        found = HashStore()
+        found._store, found._timeout = self._store, self._timeout
+        return found
+
+    def __repr__(self) -> str:
+        return "HashStore()"
