@@ -211,7 +211,6 @@ class Epoch:
         """Return the state of the world as a whole.
 
         Args:
-            now: the clock.
             time_now: seconds since 1970.
         """
         ranks: Mapping[str, int] = collections.Counter(record.state(now) for record in self.all_records())
@@ -233,7 +232,6 @@ class Epoch:
         """Assign the missing ranks, and count all as just seen: heartbeats are expected from now on.
 
         Args:
-            now: the clock.
             interval: seconds between the heartbeats of a rank.
         """
         if self.unassigned:
@@ -253,11 +251,6 @@ class Epoch:
 
     def report_lost(self, reporter: RankRecord, lost: list[LostRank], *, more: bool) -> list[RankRecord]:
         """Record which ranks another one reports lost; a repeated report changes nothing.
-
-        Args:
-            reporter: the rank that reports them.
-            lost: the lost ranks.
-            more: whether it has reported others before, which are lost, too.
 
         Returns:
             The ranks that have failed by this report.

@@ -77,10 +77,6 @@ class Registry:
 
     Attributes:
         id: random name of this registry, which identifies the gateway process.
-        hosted: whether a rank has started the gateway.
-        agents: the standalone agents.
-        launchers: the launchers of jobs on several nodes.
-        events: the event log.
         closed: whether ``close`` has been called.
         refuses_worlds: whether ``refuse_worlds`` has been called.
         deliver: completes the joins of a world; a server may do so little by little.
@@ -163,11 +159,7 @@ class Registry:
         _cancel(ended)
 
     def join_status(self, request: JoinRequest) -> JoinReply:
-        """Return the reply to a join without joining: the members, and the ranks that are missing.
-
-        Raises:
-            GatewayClosingError: the registry is closed, and the rank's world was not complete before.
-        """
+        """Return the reply to a join without joining: the members, and the ranks that are missing."""
         with self._lock:
             self._check_open(request)
             job = self._jobs.get(request.job) or Job(request.job, self._writer, self._pace)
@@ -243,10 +235,6 @@ class Registry:
         """Record that a rank's process exited without success, from the launcher that observed it.
 
         Args:
-            job: its job.
-            rank: the rank that the process was started as.
-            pid: its id.
-            host: the host it ran on.
             reason: how it exited, ``signal SIGKILL (9)``.
         """
         with self._lock:
@@ -388,11 +376,7 @@ class Registry:
             return info, {rank: record.info(epoch.job, epoch.number, now) for rank, record in epoch.records.items()}
 
     def members(self, job: str) -> dict[int, RankInfo]:
-        """Return the ranks of a job's latest complete world.
-
-        Raises:
-            JobNotFoundError: no world of the job is complete.
-        """
+        """Return the ranks of a job's latest complete world."""
         with self._lock:
             now = self._polled_now()
             known = self._jobs.get(job)
