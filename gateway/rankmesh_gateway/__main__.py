@@ -18,13 +18,7 @@ from queue import SimpleQueue
 
 import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.service_log import log_to_stderr
-from rankmesh_agent.config.settings import (
-    Settings,
-    create_token,
-    protection,
-    read_token,
-    require_token_beyond_loopback,
-)
+from rankmesh_agent.config.settings import Settings, create_token, protection, read_token, require_token_beyond_loopback
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import is_exhausted, reason
 from rankmesh_agent.net.inherited import print_line, reset_inherited

@@ -52,11 +52,7 @@ def main() -> int:
     credentials = Credentials(**options["credentials"])
     settings = Settings(store_keys=options["store_keys"], store_bytes=options["store_bytes"])
     http = HttpServer(
-        listener,
-        "rankmesh-gateway",
-        token=credentials,
-        host=options["host"],
-        advertise=tuple(options["advertise"]),
+        listener, "rankmesh-gateway", token=credentials, host=options["host"], advertise=tuple(options["advertise"])
     )
     gateway = Gateway(http, settings, credentials, names=[*options["names"], *http.names])
     registry = gateway.registry

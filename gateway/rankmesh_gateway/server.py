@@ -68,11 +68,7 @@ class Gateway:
         self._stores = JobStores(self.registry, credentials, quota, backend)
 
     def start(self, on_failure: Callable[[], object] = lambda: None) -> None:
-        """Begin to serve.
-
-        Args:
-            on_failure: called in another thread once the port cannot be served.
-        """
+        """Begin to serve; ``on_failure``: called in another thread once the port cannot be served."""
         listener, name = listen_unix()
         self._http.start(
             lambda: create_app(self.registry, token=self._credentials, names=self._names, stores=self._stores),

@@ -23,11 +23,7 @@ _BUFFERED_BYTES = 64 << 10
 
 @dataclass
 class Request:
-    """A request whose body has been received.
-
-    Attributes:
-        job: the only job that its client may see; None for all.
-    """
+    """A request whose body has been received; ``job``: the only job that its client may see; None for all."""
 
     scope: Message
     receive: Receive

@@ -24,13 +24,7 @@ from rankmesh_agent.wire.schemas import (
 )
 from rankmesh_gateway.state.event_log import EventKind, EventLog
 from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
-from rankmesh_gateway.state.validation import (
-    MAX_AGENTS,
-    GatewayFullError,
-    check_agent,
-    check_lease,
-    closing_error,
-)
+from rankmesh_gateway.state.validation import MAX_AGENTS, GatewayFullError, check_agent, check_lease, closing_error
 
 FORGET_AGENT_SECONDS = 300.0
 """A standalone agent is forgotten after this long without a heartbeat."""

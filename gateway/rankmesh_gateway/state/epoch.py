@@ -208,11 +208,7 @@ class Epoch:
         return [record.info(self.job, self.number, now) for record in self.all_records()]
 
     def summary(self, now: float, time_now: float) -> JobInfo:
-        """Return the state of the world as a whole.
-
-        Args:
-            time_now: seconds since 1970.
-        """
+        """Return the state of the world as a whole; ``time_now``: seconds since 1970."""
         ranks: Mapping[str, int] = collections.Counter(record.state(now) for record in self.all_records())
         since = time_now - (now - (self.since if self.since is not None else now))
         state = self._state(ranks)

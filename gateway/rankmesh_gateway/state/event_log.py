@@ -90,11 +90,7 @@ class EventLog:
         group: str = "",
         **more: Any,
     ) -> None:
-        """Append an event.
-
-        Args:
-            at: the clock at the event; now if left out.
-        """
+        """Append an event; ``at``: the clock at the event; now if left out."""
         ago = 0.0 if at is None else self._clock() - at
         fields = {"time": time.time() - ago, "job": job, "ranks": list(ranks), "group": group, "detail": detail, **more}
         data = json.dumps(fields)

@@ -355,11 +355,7 @@ HEARTBEATS_A_SECOND = 500
 
 
 class HeartbeatPace:
-    """The interval that replies name.
-
-    Attributes:
-        interval: seconds; whole ones, so that it seldom changes.
-    """
+    """The interval that replies name; ``interval``: seconds; whole ones, so that it seldom changes."""
 
     def __init__(self) -> None:
         self.interval = HEARTBEAT_SECONDS

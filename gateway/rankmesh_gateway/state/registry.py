@@ -36,13 +36,7 @@ from rankmesh_gateway.state.job import HeartbeatPace, Job
 from rankmesh_gateway.state.launchers import LauncherRegistry
 from rankmesh_gateway.state.rank import RankRecord
 from rankmesh_gateway.state.saved import SavedEpoch, restore, save
-from rankmesh_gateway.state.validation import (
-    MAX_JOBS,
-    GatewayFullError,
-    check_heartbeat,
-    check_join,
-    closing_error,
-)
+from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing_error
 
 FORGET_SECONDS = 3600.0
 """A job without a live rank is forgotten this long after its last sign of life."""

@@ -50,11 +50,7 @@ class _Options(NamedTuple):
 
 @dataclass
 class _Launcher:
-    """The launcher of one node.
-
-    Attributes:
-        order: position in the order in which the launchers came.
-    """
+    """The launcher of one node; ``order``: position in the order in which the launchers came."""
 
     instance: str
     host: str

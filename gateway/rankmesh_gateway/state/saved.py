@@ -44,11 +44,7 @@ class SavedEpoch:
 
 
 def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
-    """Return an epoch as it is saved.
-
-    Args:
-        unix_time: returns seconds since 1970 for a time of the registry's clock.
-    """
+    """Return an epoch as it is saved; ``unix_time``: returns seconds since 1970 for a time of the registry's clock."""
     ranks = []
     for _, record in sorted(epoch.records.items()):
         kept = {name: getattr(record, name) for name in _KEPT}

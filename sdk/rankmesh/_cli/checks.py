@@ -116,11 +116,7 @@ class AgentProbe:
 
 @dataclass
 class Pair:
-    """The path from one agent to another.
-
-    Attributes:
-        way: the measurement, None if there is none.
-    """
+    """The path from one agent to another; ``way``: the measurement, None if there is none."""
 
     source: AgentProbe
     target: AgentProbe

@@ -37,11 +37,7 @@ _TRY_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
 """Timeout of an agent's response: a busy rank may have to load its web framework first."""
 
-app = typer.Typer(
-    name="store",
-    help="Read and write a job's key-value store. Values are bytes.",
-    no_args_is_help=True,
-)
+app = typer.Typer(name="store", help="Read and write a job's key-value store. Values are bytes.", no_args_is_help=True)
 
 AgentOption = Annotated[
     str, typer.Option("--agent", metavar="URL", help="An agent of the job; by default one that the gateway lists.")

@@ -41,9 +41,7 @@ def communicator(
         comm = group._communicator
     elif isinstance(group, NonMember):
         warnings.warn(
-            f"{called}() does nothing on this rank, which is not a member of the group",
-            RuntimeWarning,
-            stacklevel=3,
+            f"{called}() does nothing on this rank, which is not a member of the group", RuntimeWarning, stacklevel=3
         )
         return None
     else:

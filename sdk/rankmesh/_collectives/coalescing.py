@@ -158,11 +158,7 @@ def all_gather_coalesced(
 
 
 class RecordedCall(NamedTuple):
-    """A call that is executed when the batch ends.
-
-    Attributes:
-        key: the fields of its Call, equal at all ranks.
-    """
+    """A call that is executed when the batch ends; ``key``: the fields of its Call, equal at all ranks."""
 
     key: tuple[Any, ...]
     arguments: Sequence[Any]

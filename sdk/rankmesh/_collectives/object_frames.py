@@ -37,11 +37,7 @@ _tags = itertools.count(RECORD_TAG + 1)
 
 
 class Outgoing:
-    """Record and rests that one rank sends.
-
-    Attributes:
-        rests: sent next, but for empty ones.
-    """
+    """Record and rests that one rank sends; ``rests``: sent next, but for empty ones."""
 
     def __init__(self, message: Message, count: int = 1, failed: bool = False) -> None:
         self.tag = next(_tags)
@@ -57,11 +53,7 @@ class Outgoing:
 
 
 class Incoming:
-    """Record received from one rank, and memory for its rests.
-
-    Args:
-        record: the record; at least HEAD_BYTES of it.
-    """
+    """Record received from one rank, and memory for its rests; ``record``: the record; at least HEAD_BYTES of it."""
 
     def __init__(self, record: Octets) -> None:
         magic, self._flags, self.count, self.tag, *sizes = _HEAD.unpack_from(record.data)

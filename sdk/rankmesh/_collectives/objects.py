@@ -18,14 +18,7 @@ import numpy as np
 
 from rankmesh._collectives.arguments import Timeout, check_list, communicator, group_rank_of, options, other_rank_of
 from rankmesh._collectives.coalescing import is_recording
-from rankmesh._collectives.object_frames import (
-    HEAD_BYTES,
-    Incoming,
-    Outgoing,
-    pack,
-    records,
-    transfer_rests,
-)
+from rankmesh._collectives.object_frames import HEAD_BYTES, Incoming, Outgoing, pack, records, transfer_rests
 from rankmesh._collectives.serialize import Message, dumps
 from rankmesh._session.process_group import Group
 from rankmesh_agent.group.communicator import Communicator

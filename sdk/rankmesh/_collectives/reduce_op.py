@@ -15,11 +15,7 @@ _NOT_COMPLEX = frozenset({ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BO
 
 
 class Reduction(NamedTuple):
-    """A checked operation.
-
-    Attributes:
-        factor: PREMUL_SUM's factor for this rank's elements; None for other reductions.
-    """
+    """A checked operation; ``factor``: PREMUL_SUM's factor for this rank's elements; None for other reductions."""
 
     op: ReduceOp
     factor: complex | None

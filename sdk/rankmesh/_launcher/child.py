@@ -18,13 +18,7 @@ from rankmesh._launcher.signals import kill_when_closed, pdeathsig
 from rankmesh_agent.net.interrupts import deliver_interrupts
 
 
-def run(
-    fn: Callable[..., Any],
-    index: int,
-    args: tuple[Any, ...],
-    method: str,
-    environment: Mapping[str, str],
-) -> None:
+def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, environment: Mapping[str, str]) -> None:
     """Run the function; the body of each process.
 
     Args:

@@ -69,10 +69,6 @@ class JobFailure:
         status = self.origin.exit_status
         return 1 if status is None else status.shell_status
 
-    def is_here(self, rank: int) -> bool:
-        """Return whether a rank is one of this node."""
-        return rank in self._here
-
     def has_failed(self, rank: int) -> bool:
         """Return whether a rank is known to have failed by itself: to have ended, and not with exit code 0."""
         here, info = self._here.get(rank), self._elsewhere.get(rank)
@@ -91,7 +87,7 @@ class JobFailure:
         if not named:
             return ""
         name = self.cause if self.cause in named else named[0]
-        where = "" if self.is_here(name) else " on another node"
+        where = "" if name in self._here else " on another node"
         if self.has_failed(name):
             return f"ended because rank {name} failed{where}"
         return f"failed, and its error names rank {name}{where}"

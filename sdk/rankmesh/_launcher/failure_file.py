@@ -34,11 +34,7 @@ class FailureReport(NamedTuple):
 
 
 class ChildError(NamedTuple):
-    """The failure of a process of ``spawn``.
-
-    Attributes:
-        trace: traceback of the exception; empty for ``sys.exit``.
-    """
+    """The failure of a process of ``spawn``; ``trace``: traceback of the exception; empty for ``sys.exit``."""
 
     process: int
     code: int

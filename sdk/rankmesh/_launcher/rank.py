@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -206,15 +206,15 @@ class Rank:
         assert result is not None
         exited = result.si_code == os.CLD_EXITED
         self.exit_status = ExitStatus(
-            code=result.si_status if exited else None,
-            signal=None if exited else result.si_status,
-            at=time.monotonic(),
+            code=result.si_status if exited else None, signal=None if exited else result.si_status, at=time.monotonic()
         )
         return self.exit_status
 
     def holders(self) -> list[int]:
-        """Return the ids of the processes that hold the output open."""
-        return _holders_of({stream.inode for stream in self.streams if not stream.closed})
+        """Return the ids of the other processes of this user that hold the output open."""
+        links = {f"pipe:[{stream.inode}]" for stream in self.streams if not stream.closed}
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        return sorted(pid for pid in pids if pid != os.getpid() and not links.isdisjoint(_links(pid)))
 
     def release(self, *, only_holders: bool = False) -> None:
         """Kill the process group, drain its output and reap it. Idempotent."""
@@ -232,13 +232,6 @@ class Rank:
         self._process.wait()
         os.close(self.pidfd)
         self.released = True
-
-
-def _holders_of(pipes: Collection[int]) -> list[int]:
-    """Return the ids of the other processes of this user that have one of these pipes open, by inode."""
-    links = {f"pipe:[{inode}]" for inode in pipes}
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return sorted(pid for pid in pids if pid != os.getpid() and not links.isdisjoint(_links(pid)))
 
 
 def command_of(pid: int) -> str:

@@ -94,7 +94,9 @@ class HostedGateway:
         self._last = ""
         self.pid = 0
         with listener:
-            address = _most_reachable(reachable_addresses(host, settings.advertise)[0])
+            # The first one beyond loopback: a host name may resolve to a loopback address.
+            addresses = reachable_addresses(host, settings.advertise)[0]
+            address = next((each for each in addresses if not is_loopback(each)), addresses[0])
             url = url_for(address, listener.getsockname()[1], server_scheme())
             self.address = GatewayAddress(url, secrets.token_hex(8))
             options = {
@@ -134,13 +136,10 @@ class HostedGateway:
 
     def close(self) -> None:
         """Do without the gateway from now on: it ends as soon as no rank is left. Waits until it ends or stays."""
-        self._close_input()
-        self._thread.join(_CLOSE_SECONDS)
-
-    def _close_input(self) -> None:
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
+        self._thread.join(_CLOSE_SECONDS)
 
     def _listen(self) -> None:
         """Log what the gateway reports, until it ends, or stays without this process."""
@@ -191,8 +190,3 @@ def _start(listener: int) -> subprocess.Popen[bytes]:
         raise DistNetworkError(
             f"cannot start the job's gateway, a process of {sys.executable!r}: {error.strerror}"
         ) from error
-
-
-def _most_reachable(addresses: list[str]) -> str:
-    """Return the first address beyond loopback, else the first: a host name may resolve to a loopback address."""
-    return next((address for address in addresses if not is_loopback(address)), addresses[0])

@@ -99,7 +99,9 @@ def _shared_locator(comm: Any, settings: Settings, ranks: list[_RankInfo]) -> Ga
     """Host the gateway at rank 0 and broadcast its address."""
     if comm.rank:
         url, failure = comm.bcast(None)
-        _raise(failure)
+        if failure is not None:
+            code, message = failure
+            raise from_code(code, message) if code else ValueError(message)
         place = urlsplit(url)
         return KnownGateway(url, str(place.hostname), int(place.port or 0), settings)
     try:
@@ -124,9 +126,3 @@ def _gateway_host(settings: Settings, ranks: list[_RankInfo]) -> str:
         if settings.interface is not None:
             raise
         return ranks[0].name  # MPI's name of a host need not be resolvable
-
-
-def _raise(failure: tuple[str, str] | None) -> None:
-    if failure is not None:
-        code, message = failure
-        raise from_code(code, message) if code else ValueError(message)

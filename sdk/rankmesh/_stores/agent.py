@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class AgentStore(CommandStore):
-    """The keys that all agents of a job serve under ``/v1/store``.
-
-    Args:
-        timeout: default time limit of calls.
-    """
+    """The keys that all agents of a job serve under ``/v1/store``; ``timeout``: default time limit of calls."""
 
     def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         self._agent = agent

@@ -29,14 +29,7 @@ from rankmesh.torch._errors import to_torch_error, translating
 from rankmesh.torch._patches import complete_options, untraced
 from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._work import CompletedWork, MessageWork, PendingWork
-from rankmesh_agent.group.communicator import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BROADCAST,
-    REDUCE,
-    REDUCE_SCATTER,
-    Communicator,
-)
+from rankmesh_agent.group.communicator import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE, REDUCE_SCATTER, Communicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError

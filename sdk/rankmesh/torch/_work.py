@@ -131,11 +131,7 @@ class PendingWork(CompletedWork):
 
 
 class MessageWork(PendingWork):
-    """Work of a point-to-point message.
-
-    Args:
-        global_ranks: of the members, by group rank.
-    """
+    """Work of a point-to-point message; ``global_ranks``: of the members, by group rank."""
 
     def __init__(self, tensors: list[Any], work: engine.Work, global_ranks: Sequence[int]) -> None:
         super().__init__(tensors, [work])
