@@ -49,9 +49,6 @@ _log = logging.getLogger("rankmesh.gateway")
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankmesh_gateway") -> int:
     """Serve until SIGINT or SIGTERM.
 
-    Args:
-        arguments: of the command line; None for this process's.
-
     Returns:
         The exit status: 0 after a signal, 2 when the gateway could not start (standard error says why).
     """

@@ -54,7 +54,6 @@ class TorchStore:
     those of other hosts where RANKMESH_PRIVATE_NETWORK=1 declares the network private.
 
     Args:
-        closed: why no client is served; '' if they are.
         on_default_group: called when torch itself, without RankMesh, creates its default group with this store.
     """
 

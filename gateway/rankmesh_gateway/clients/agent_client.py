@@ -63,9 +63,6 @@ class AgentClient:
         """Send the same request to several agents at once.
 
         Args:
-            method: ``"GET"``, ``"POST"``, ``"DELETE"``.
-            urls: the URLs, by rank.
-            document: the body, sent as JSON unless it is None.
             all_or_none: whether one failure makes the other replies useless: those that have not come by then are
                 left out.
 

@@ -64,7 +64,6 @@ class GroupController:
         Args:
             ranks: global ranks of the members, by group rank.
             name: the group's name; a new one if empty.
-            timeout: seconds for the members to meet.
         """
         members = self._registry.members(job)
         _check_ranks(ranks, members)
@@ -95,11 +94,7 @@ class GroupController:
         raise _not_made_error(wanted, replies, members)
 
     async def abort(self, name: str, job: str | None, reason: str) -> FanOut:
-        """Abort a group at all members: its pending calls fail with the reason.
-
-        Args:
-            job: the group's job; None if no other job has such a group.
-        """
+        """Abort a group at all members: its pending calls fail with the reason."""
         group, ranks = self._registry.find_group(name, job)
         asked = {rank: ranks[rank] for rank in group.ranks if rank in ranks and ranks[rank].state != "left"}
         replies = await self._abort(group, asked, reason)
@@ -110,12 +105,7 @@ class GroupController:
         return outcome
 
     async def shrink(self, name: str, job: str | None, without: Iterable[int], timeout: float) -> GroupChanged:
-        """Create a group of the remaining members, and end the old one at all live members.
-
-        Args:
-            job: the group's job; None if no other job has such a group.
-            timeout: seconds for the members to meet.
-        """
+        """Create a group of the remaining members, and end the old one at all live members."""
         group, ranks = self._registry.find_group(name, job)
         out = set(without)
         strangers = sorted(out - set(group.ranks))
@@ -134,12 +124,7 @@ class GroupController:
         )
 
     async def grow(self, name: str, job: str | None, more: Sequence[int], timeout: float) -> GroupChanged:
-        """Create a group of the members and more ranks behind them, and end the old one.
-
-        Args:
-            job: the group's job; None if no other job has such a group.
-            timeout: seconds for the members to meet.
-        """
+        """Create a group of the members and more ranks behind them, and end the old one."""
         group, ranks = self._registry.find_group(name, job)
         already = sorted(set(more) & set(group.ranks))
         if already:

@@ -70,11 +70,7 @@ class _Tokens:
 
 
 class DashboardSessions:
-    """The codes and sessions of a gateway. For the thread of its event loop.
-
-    Args:
-        clock: monotonic seconds; tests pass their own.
-    """
+    """The codes and sessions of a gateway. For the thread of its event loop."""
 
     def __init__(self, credentials: Credentials, clock: Callable[[], float] = time.monotonic) -> None:
         self._credentials = credentials

@@ -91,12 +91,7 @@ class _Agent:
 
 
 class AgentPool:
-    """Standalone agents of a gateway. Thread-safe, under the lock of its registry.
-
-    Args:
-        clock: the registry's clock; called with the lock held.
-        lock: the registry's lock.
-    """
+    """Standalone agents of a gateway. Thread-safe, under the lock of its registry."""
 
     def __init__(self, clock: Callable[[], float], lock: threading.Lock, events: EventLog) -> None:
         self._clock = clock

@@ -225,11 +225,7 @@ class Epoch:
         return "failed" if ranks.get("failed") else "ended"
 
     def start(self, now: float, interval: float) -> None:
-        """Assign the missing ranks, and count all as just seen: heartbeats are expected from now on.
-
-        Args:
-            interval: seconds between the heartbeats of a rank.
-        """
+        """Assign the missing ranks, and count all as just seen: heartbeats are expected from now on."""
         if self.unassigned:
             for rank, record in zip(self.missing(), self.unassigned.values(), strict=True):
                 record.member = replace(record.member, rank=rank)

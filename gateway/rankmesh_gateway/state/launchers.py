@@ -11,12 +11,7 @@ from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_
 
 
 class LauncherRegistry:
-    """The launchers of all jobs of a gateway. Thread-safe, under the lock of its registry.
-
-    Args:
-        clock: the registry's clock; called with the lock held.
-        lock: the registry's lock.
-    """
+    """The launchers of all jobs of a gateway. Thread-safe, under the lock of its registry."""
 
     def __init__(self, clock: Callable[[], float], lock: threading.Lock) -> None:
         self._clock = clock

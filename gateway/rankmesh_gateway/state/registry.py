@@ -66,13 +66,8 @@ class Counts(NamedTuple):
 class Registry:
     """Registry of jobs.
 
-    Args:
-        clock: monotonic seconds; tests pass their own.
-
     Attributes:
         id: random name of this registry, which identifies the gateway process.
-        closed: whether ``close`` has been called.
-        refuses_worlds: whether ``refuse_worlds`` has been called.
         deliver: completes the joins of a world; a server may do so little by little.
     """
 
@@ -226,11 +221,7 @@ class Registry:
         _cancel(ended)
 
     def process_exited(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
-        """Record that a rank's process exited without success, from the launcher that observed it.
-
-        Args:
-            reason: how it exited, ``signal SIGKILL (9)``.
-        """
+        """Record that a rank's process exited without success, from the launcher that observed it."""
         with self._lock:
             found = self._jobs.get(job)
             if found is not None:
@@ -243,11 +234,7 @@ class Registry:
             self._history.observe(self._epochs(None), now)
 
     def saved(self, names: Collection[str] | None = None) -> tuple[set[str], dict[str, list[SavedEpoch]]]:
-        """Return the names of all jobs, and the complete epochs of some as they are saved, by job.
-
-        Args:
-            names: the jobs; all if None.
-        """
+        """Return the names of all jobs, and the complete epochs of some, or all, as they are saved, by job."""
         with self._lock:
             offset = time.time() - self._clock()
             chosen = [job for job in self._jobs.values() if names is None or job.name in names]

@@ -55,11 +55,7 @@ def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
 
 
 def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float) -> Epoch:
-    """Return the epoch that was saved. A rank that was live counts as just seen: no heartbeat was received meanwhile.
-
-    Args:
-        clock_time: returns the time of the registry's clock for seconds since 1970.
-    """
+    """Return the epoch that was saved. A rank that was live counts as just seen: no heartbeat came meanwhile."""
     epoch = Epoch(saved.job, saved.number, saved.size, since=clock_time(saved.since), store=saved.store)
     for each in saved.ranks:
         ended = cast(Ended, each.ended) if each.ended in get_args(Ended) else None

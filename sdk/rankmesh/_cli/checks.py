@@ -247,12 +247,7 @@ def probe_agents(found: Sequence[AgentProbe], token: Callable[[str], str], patie
 def probe_pairs(
     found: Sequence[AgentProbe], token: Callable[[str], str], patience: float, nbytes: int, deadline: Deadline
 ) -> list[Pair]:
-    """Make each agent measure the path to each other one: the connection, then, with bytes to send, the rate.
-
-    Args:
-        patience: seconds for one probe.
-        nbytes: bytes to send in each direction.
-    """
+    """Make each agent measure the path to each other one: the connection, then, with bytes to send, the rate."""
     made = {
         (source, target): Pair(one, other)
         for (source, one), (target, other) in itertools.permutations(enumerate(found), 2)

@@ -16,13 +16,7 @@ RESPONSE_SECONDS = 20.0
 
 
 class ServiceClient:
-    """Client of one service.
-
-    Args:
-        kind: ``gateway`` or ``agent``, for messages.
-        token: the job's token, empty for none.
-        timeout: seconds for a request.
-    """
+    """Client of one service."""
 
     def __init__(self, kind: str, url: str, token: str, timeout: float = RESPONSE_SECONDS) -> None:
         from rankmesh_agent.net.http_client import HttpClient
@@ -39,9 +33,6 @@ class ServiceClient:
 
         It is the job's if that can be derived from the token, which the gateway shows by accepting it: the job's ranks
         may know no other one. From a credential of a lesser role none can; agents that know the token accept it.
-
-        Args:
-            job: the job; empty for agents that are in none.
         """
         from rankmesh_agent.wire.credentials import for_job
         from rankmesh_agent.wire.errors import ForbiddenJobError
@@ -64,8 +55,6 @@ class ServiceClient:
         """Send a request and return the response, whatever its status.
 
         Args:
-            method: ``GET``, ``POST``.
-            document: body as JSON; None for none.
             wait: seconds that the service may wait, besides the client's timeout.
         """
         from rankmesh_agent.net.http_client import NoResponseError, UnauthenticatedServerError

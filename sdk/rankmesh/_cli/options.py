@@ -58,13 +58,7 @@ def settings() -> Settings:
 
 
 def gateway(given: str, token_file: Path | None, job: str = "") -> ServiceClient:
-    """Return a client of the gateway that a command line selects.
-
-    Args:
-        given: URL; empty to use the environment, then the jobs on this host.
-        token_file: file with the token; None to use the same sources.
-        job: selects one of several jobs on this host; empty for the only one.
-    """
+    """Return a client of the gateway that a command line selects."""
     environment = settings()
     url = given or environment.gateway or _master(environment)
     secret = token(token_file)
@@ -112,11 +106,7 @@ def base_url(text: str) -> str:
 
 
 def token_at(url: str, file: Path | None) -> str:
-    """Return the token for a service: if none is given, that of your job on this host, if there is only one.
-
-    Args:
-        file: file with the token; None for the environment.
-    """
+    """Return the token for a service: if none is given, that of your job on this host, if there is only one."""
     here = local_jobs() if not (given := token(file)) else []
     tokens = {found.token for found in here if found.gateway == url} or {found.token for found in here}
     return given or (tokens.pop() if len(tokens) == 1 else "")

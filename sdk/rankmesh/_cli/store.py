@@ -102,11 +102,7 @@ def _agent_of(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[S
 
 
 def _find_agent(gateway: ServiceClient, job: str) -> tuple[str, str]:
-    """Return a job, and the URL of an agent of it, all of which serve its store: its first rank's.
-
-    Args:
-        job: the job's name; empty for the environment's, or the only one.
-    """
+    """Return a job, and the URL of an agent of it, all of which serve its store: its first rank's."""
     asked = job or settings().job
     running = [each for each in gateway.get("/v1/ranks") if each["state"] in ("alive", "suspect")]
     jobs = sorted({each["job"] for each in running})
@@ -140,12 +136,7 @@ def _first_reachable(urls: list[str]) -> str:
 
 
 def store_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., int]], None]:
-    """Register a command of ``rankmesh store``: adds the options that select a store, and passes a client of its agent.
-
-    Args:
-        name: the command's name; the function's by default.
-        settings: arguments of ``Typer.command``.
-    """
+    """Register a command of ``rankmesh store``: adds the options that select a store, passes a client."""
 
     def register(function: Callable[..., int]) -> None:
         signature = inspect.signature(function, eval_str=True)

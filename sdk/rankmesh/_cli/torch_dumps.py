@@ -116,11 +116,7 @@ class RecordedGroup(NamedTuple):
 
 
 class RecordedCall(NamedTuple):
-    """A call or message of one rank, of which ``peer`` is a global rank; its number is 0 for a message.
-
-    Attributes:
-        place: the innermost line of the user's code.
-    """
+    """A call or message of one rank, of which ``peer`` is a global rank; its number is 0 for a message."""
 
     call: SnapshotCall
     ended: bool

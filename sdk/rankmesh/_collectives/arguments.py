@@ -113,8 +113,6 @@ def group_rank_of(
     Args:
         rank: the global rank, None if not given.
         group_rank: the rank in the group, None if not given.
-        name: ``src`` or ``dst``.
-        default: the global rank if neither is given.
     """
     ranks = comm.state.global_ranks
     if type(rank) is int and group_rank is None and rank in ranks:  # nearly all

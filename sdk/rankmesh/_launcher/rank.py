@@ -26,12 +26,7 @@ _PF_EXITING = 0x4  # linux/sched.h
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """The exit status of a process.
-
-    Attributes:
-        code: exit code, None if a signal killed the process.
-        signal: number of that signal, None if the process exited.
-    """
+    """The exit status of a process."""
 
     code: int | None
     signal: int | None
@@ -122,7 +117,6 @@ class Rank:
     processes can be signalled together with it.
 
     Attributes:
-        exit_status: None while the process runs.
         released: whether the launcher has let go of the process: what is left of its group is not the launcher's.
     """
 

@@ -77,7 +77,6 @@ class HostedGateway:
     """A gateway that this process has started: a process of its own, which ends after the last rank.
 
     Args:
-        port: port, 0 for any free one.
         fixed: whether the job's next gateway has the same address: then new worlds meet at this one while it lasts.
 
     Attributes:

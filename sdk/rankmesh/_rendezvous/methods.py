@@ -48,11 +48,7 @@ class Rendezvous(NamedTuple):
 def resolve_late_join(
     init_method: str | None, rank: int, world_size: int, settings: Settings, *, store: Any = None
 ) -> Rendezvous:
-    """Return the parameters of a join of a process that waits for a running job's world to grow.
-
-    Args:
-        rank, world_size: -1; the growth has them.
-    """
+    """Return the parameters of a join of a process that waits for a running job's world to grow."""
     if not isinstance(init_method, str | None):
         raise TypeError(f"init_method must be a URL, tcp://host:port for example, got {init_method!r}")
     method = init_method or "env://"

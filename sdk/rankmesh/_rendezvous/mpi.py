@@ -20,13 +20,7 @@ _ANY_PORT = 9
 
 
 class _RankInfo(NamedTuple):
-    """The contribution of a rank to the exchange of all ranks.
-
-    Attributes:
-        host: host id, equal for ranks of one host.
-        configured: whether an init method, a store or the environment defines the rendezvous.
-        problem: an error at this rank, '' if there is none.
-    """
+    """The contribution of a rank to the exchange of all ranks."""
 
     host: str
     name: str

@@ -60,10 +60,8 @@ class Datagram:
 
     Attributes:
         kind: ``ask`` queries the gateway of a job, ``here`` announces it.
-        job: digest of the job's name, see ``job_digest``.
         sender: random name of the sender; the lowest name hosts.
         to: name of the process whose query this answers, empty for an announcement.
-        id: the id in the gateway's ``/health``.
     """
 
     kind: Kind

@@ -46,11 +46,7 @@ _log = logging.getLogger("rankmesh")
 
 
 def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Agent | RemoteAgent:
-    """Return the agent that carries this process's rank; it has joined the job.
-
-    Args:
-        timeout: seconds for the join, and the default for calls.
-    """
+    """Return the agent that carries this process's rank; it has joined the job."""
     if rendezvous.hosting != "embedded":
         attached = _attached(rendezvous, settings, timeout)
         if attached is not None:

@@ -46,8 +46,6 @@ class Session:
     """The agent, process groups, and store of one init_process_group.
 
     Attributes:
-        group: the default group.
-        callbacks: called when a rank of the default group fails.
         joined_for_store: whether the session was joined to provide torch's store, and ends with torch's group.
     """
 
@@ -212,7 +210,6 @@ def join(
     """Join a job; anything hosted for it ends if that fails. The session ends with the process.
 
     Args:
-        timeout: seconds for the join, and the default for calls.
         engines: the backends of the default group, from ``resolve``; the default ones if left out.
     """
     from rankmesh._session.agents import agent_for

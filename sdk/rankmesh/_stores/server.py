@@ -85,7 +85,6 @@ def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor:
     """Return a reference to a store that is served at an address.
 
     Args:
-        port: port to listen on, 0 for any free one.
         shared: whether to share one server with other masters of this process at this address.
         descriptor: a bound socket to listen on instead; the server closes it.
     """

@@ -59,11 +59,7 @@ def device_of(tensor: Any) -> int | None:
 
 
 def flat_in(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
-    """Return a tensor's elements to be sent: see Buffer.flat_in.
-
-    Args:
-        comm: the communicator of the call; one for GPUs takes DeviceArrays.
-    """
+    """Return a tensor's elements to be sent: see Buffer.flat_in."""
     on_device = comm is not None and comm.on_device
     if type(tensor) is np.ndarray and not on_device:  # nearly all: without a Buffer
         array: Array = tensor
@@ -73,12 +69,7 @@ def flat_in(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
 
 
 def flat_out(tensor: Any, name: str, comm: Communicator | None = None) -> tuple[Array, WriteBack | None]:
-    """Return memory for a result, holding the tensor's elements, and what copies it back: see Buffer.flat_out.
-
-    Args:
-        tensor: see buffer_of; writable.
-        comm: the communicator of the call; one for GPUs takes DeviceArrays.
-    """
+    """Return memory for a result, holding the tensor's elements, and what copies it back: see Buffer.flat_out."""
     on_device = comm is not None and comm.on_device
     if type(tensor) is np.ndarray and not on_device:  # nearly all: without a Buffer
         array: Array = tensor
