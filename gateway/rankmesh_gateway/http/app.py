@@ -18,8 +18,7 @@ from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
-from rankmesh_gateway.http.endpoints import ENDPOINTS, role_of
-from rankmesh_gateway.http.job_scope import confine
+from rankmesh_gateway.http.endpoints import ENDPOINTS, confine, role_of
 from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry

@@ -19,8 +19,7 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.json_text import InvalidBodyError
 from rankmesh_agent.wire.schemas import JoinReply, JoinRequest, Problem
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.endpoints import Endpoint, endpoint_of, reply_of
-from rankmesh_gateway.http.job_scope import check_body
+from rankmesh_gateway.http.endpoints import Endpoint, check_body, endpoint_of, reply_of
 from rankmesh_gateway.http.replies import Reply, Request, SharedReplies
 from rankmesh_gateway.state.registry import SCAN_SECONDS, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error

@@ -16,8 +16,7 @@ from fastapi.security import HTTPBearer
 from starlette.types import Receive, Scope, Send
 
 from rankmesh_agent.http.application import problem_responses
-from rankmesh_gateway.http.endpoints import ENDPOINTS, Endpoint, reply_of
-from rankmesh_gateway.http.job_scope import job_of
+from rankmesh_gateway.http.endpoints import ENDPOINTS, Endpoint, job_of, reply_of
 from rankmesh_gateway.http.replies import Reply, Request
 from rankmesh_gateway.http.routes.events import EventStream
 

@@ -30,7 +30,7 @@ from rankmesh_agent.wire.goodbye import Goodbye
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
-    from rankmesh._stores.agent import AgentStore as Store
+    from rankmesh._stores.commands import AgentStore as Store
     from rankmesh_agent.agent import Agent
     from rankmesh_agent.group.communicator import Communicator
     from rankmesh_agent.remote.agent import RemoteAgent
@@ -106,7 +106,7 @@ class Session:
 
     def grow(self, world_size: int, seconds: float) -> ProcessGroup:
         """Make a larger world in place of the default group; see grow_group."""
-        from rankmesh._stores.agent import move_stores
+        from rankmesh._stores.commands import move_stores
 
         larger = self.agent.grow(world_size, seconds)
         with lock, interrupts_deferred():

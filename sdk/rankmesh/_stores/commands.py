@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankmesh._stores.base import DEFAULT_TIMEOUT, Store
 from rankmesh._stores.methods import Method
@@ -20,6 +20,10 @@ from rankmesh_agent.wire.errors import (
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
+
+if TYPE_CHECKING:
+    from rankmesh_agent.agent import Agent
+    from rankmesh_agent.remote.agent import RemoteAgent
 
 _MIN_SECONDS = 1.0
 """Least time limit of a call that does not wait: a shorter timeout is meant for keys that may be missing."""
@@ -90,17 +94,6 @@ class UnusableStore(agent_store.Store):
         raise DistStoreError(self._reason)
 
 
-_stores: weakref.WeakSet[CommandStore] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 class HashStore(CommandStore):
     """A store for the threads of one process; other processes do not see its keys."""
 
@@ -114,3 +107,52 @@ class HashStore(CommandStore):
 
     def __repr__(self) -> str:
         return "HashStore()"
+
+
+class AgentStore(CommandStore):
+    """The keys that all agents of a job serve under ``/v1/store``; ``timeout``: default time limit of calls."""
+
+    def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
+        self._agent = agent
+        super().__init__(agent.store, timeout)
+        _open.add(self)
+
+    def clone(self) -> AgentStore:
+        return AgentStore(self._agent, self.timeout)
+
+    def _move(self, agent: Agent | RemoteAgent) -> None:
+        """Use the store of another epoch from now on, unless this one is closed."""
+        if self._finalizer.alive:
+            self._finalizer()
+            self._agent = agent
+            self._use(agent.store)
+
+    def _use(self, store: agent_store.Store) -> None:
+        self._store = store
+        self._finalizer = weakref.finalize(self, bool)  # the agent closes it
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._use(UnusableStore(f"{self!r} belongs to the process that was forked, which is the rank"))
+
+    def __repr__(self) -> str:
+        return f"the store of rank {self._agent.member.rank}'s job"
+
+
+_stores: weakref.WeakSet[CommandStore] = weakref.WeakSet()
+_open: weakref.WeakSet[AgentStore] = weakref.WeakSet()
+
+
+def move_stores(before: Agent | RemoteAgent, after: Agent | RemoteAgent) -> None:
+    """Have the stores of an agent be those of the rank's agent in the next epoch."""
+    for store in list(_open):
+        if store._agent is before:
+            store._move(after)
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
