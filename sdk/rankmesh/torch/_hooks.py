@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from rankmesh.torch._collectives import Collectives, _with_options
 from rankmesh.torch._patches import untraced
-from rankmesh.torch._threads import run_in_thread
+from rankmesh.torch._work import run_in_thread
 
 _ROOTED = ("BROADCAST", "REDUCE", "GATHER", "SCATTER")
 """Calls whose hooks are given the root."""
@@ -36,11 +36,7 @@ class Hooks:
 
 
 class HookedCollectives(Collectives):
-    """Collectives that hooks can be registered for.
-
-    Attributes:
-        hooks: the group's.
-    """
+    """Collectives that hooks can be registered for."""
 
     hooks: Hooks
 
@@ -80,11 +76,7 @@ class _CallsHooks:
 
 
 class NanCheck:
-    """Check of the tensors that a rank sends, as torch's NanCheckHook.
-
-    Args:
-        group: whose calls raise RuntimeError for NaN.
-    """
+    """Check of the tensors that a rank sends, as torch's NanCheckHook."""
 
     def __init__(self, group: HookedCollectives) -> None:
         self._group = group
