@@ -93,12 +93,7 @@ class JobMembership:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        find_gateway: Callable[[], str | None],
-        terms: JoinTerms,
-        host: str,
-        http: HttpServer,
+        self, settings: Settings, find_gateway: Callable[[], str | None], terms: JoinTerms, host: str, http: HttpServer
     ) -> None:
         deadline, connect_seconds = terms.deadline, terms.timeout
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time

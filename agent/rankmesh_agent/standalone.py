@@ -90,12 +90,7 @@ class Standalone:
         self._registered: float | None = None
         """When the gateway accepted the latest heartbeat."""
         self.leases = LeaseManager(
-            self.name,
-            settings,
-            find_gateway,
-            host=host,
-            http=self._http,
-            on_change=self._heartbeats.wake,
+            self.name, settings, find_gateway, host=host, http=self._http, on_change=self._heartbeats.wake
         )
         self._sessions = SessionServer(self.leases, self.id, settings.credentials, settings.shm_dir)
 

@@ -6,16 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import (
-    Array,
-    DirectLink,
-    Exchange,
-    Link,
-    as_bytes,
-    chunks,
-    pipelined,
-    shards,
-)
+from rankmesh_agent.collectives.link import Array, DirectLink, Exchange, Link, as_bytes, chunks, pipelined, shards
 from rankmesh_agent.collectives.reduction import (
     CACHE_BYTES,
     combine,

@@ -91,10 +91,7 @@ TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
         Row(all_reduce.halving_link, _HALVING),
         Row(all_reduce.ring_link),
     ),
-    (OpType.ALL_REDUCE, "hosts"): (
-        Row(leaders.all_reduce, {2: 64 * _KIB}, "slot"),
-        Row(hosts.all_reduce),
-    ),
+    (OpType.ALL_REDUCE, "hosts"): (Row(leaders.all_reduce, {2: 64 * _KIB}, "slot"), Row(hosts.all_reduce)),
     (OpType.REDUCE, "segment"): (Row(reduce.small_segment, {2: _MIB}, "slot"), Row(reduce.chunked_segment)),
     (OpType.REDUCE, "registered"): (
         Row(reduce.small_segment, {2: _MIB, 4: 512 * _KIB}, "slot"),
@@ -208,13 +205,7 @@ HIERARCHICAL: frozenset[Algorithm] = frozenset(
 
 
 def algorithm(
-    kind: OpType,
-    medium: Medium,
-    nbytes: int,
-    size: int,
-    slot_bytes: int | None = None,
-    *,
-    shares_cores: bool = False,
+    kind: OpType, medium: Medium, nbytes: int, size: int, slot_bytes: int | None = None, *, shares_cores: bool = False
 ) -> Algorithm:
     """Return the algorithm for a call.
 

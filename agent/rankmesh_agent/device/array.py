@@ -40,13 +40,7 @@ class DeviceArray:
     ndim = 1
 
     def __init__(
-        self,
-        pointer: int,
-        size: int,
-        dtype: np.dtype[Any],
-        device: int,
-        owner: object,
-        streams: Streams,
+        self, pointer: int, size: int, dtype: np.dtype[Any], device: int, owner: object, streams: Streams
     ) -> None:
         self.pointer = pointer
         self.size = size

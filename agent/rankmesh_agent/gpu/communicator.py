@@ -96,12 +96,7 @@ class GpuCommunicator(Communicator):
         return LaunchedWork(launch, queued, options.result, self._watchdog.future_of)
 
     def _new_launch(
-        self,
-        description: str,
-        arrays: Sequence[DeviceArray],
-        options: Options,
-        peers: Sequence[int],
-        purpose: str = "",
+        self, description: str, arrays: Sequence[DeviceArray], options: Options, peers: Sequence[int], purpose: str = ""
     ) -> Launch:
         """Return a launch on the caller's current stream, for an asynchronous call on one of the group's own."""
         # There is one such stream for collectives, and one for the messages to, and from, each peer: on a shared stream

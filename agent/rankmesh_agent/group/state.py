@@ -52,12 +52,7 @@ class GroupState(ABC, object if core is None else core.State):  # type: ignore[m
     """
 
     def __init__(
-        self,
-        group: int,
-        name: str,
-        ranks: tuple[int, ...],
-        recorder: FlightRecorder,
-        lock: AbstractContextManager[Any],
+        self, group: int, name: str, ranks: tuple[int, ...], recorder: FlightRecorder, lock: AbstractContextManager[Any]
     ) -> None:
         self.failure: DistError | None = None
         self.failed_at: float | None = None

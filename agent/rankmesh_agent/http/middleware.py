@@ -153,11 +153,7 @@ class SecurityMiddleware:
     """
 
     def __init__(
-        self,
-        app: Application,
-        token: str | Credentials = "",
-        names: Iterable[str] = (),
-        policy: Policy = Policy(),
+        self, app: Application, token: str | Credentials = "", names: Iterable[str] = (), policy: Policy = Policy()
     ) -> None:
         self._app = app
         self._credentials = Credentials.of(token)

@@ -393,10 +393,7 @@ class MessageLink(DirectLink):
         return [sent for member in self._others for sent in self._send_arrival(part, (member,), payloads[member])]
 
     def start(
-        self,
-        sends: Sequence[tuple[int, memoryview]],
-        receives: Sequence[tuple[int, memoryview]],
-        arrival: bytes = b"",
+        self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]], arrival: bytes = b""
     ) -> list[tuple[int, Transfer]]:
         """Begin to send and receive; see Link.start. A frame ``arrival`` precedes each message."""
         pending_sends: list[tuple[int, Transfer]] = []

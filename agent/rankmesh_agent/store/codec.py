@@ -12,13 +12,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from rankmesh_agent.store.command import Command, Seconds
 from rankmesh_agent.store.commands import COMMANDS, MultiGet
-from rankmesh_agent.wire.errors import (
-    DistStoreError,
-    InvalidValueError,
-    ProtocolError,
-    RankFailedError,
-    from_document,
-)
+from rankmesh_agent.wire.errors import DistStoreError, InvalidValueError, ProtocolError, RankFailedError, from_document
 from rankmesh_agent.wire.store_frames import HEADER, HEADER_BYTES, MAX_BYTES, Frame, RequestId, decode_header
 
 T = TypeVar("T")

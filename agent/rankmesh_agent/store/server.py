@@ -35,12 +35,7 @@ from rankmesh_agent.store.connection import Connection, PendingRequest, Timer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import Credentials
-from rankmesh_agent.wire.errors import (
-    DistNetworkError,
-    DistStoreError,
-    ProtocolError,
-    StoreLostError,
-)
+from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError, StoreLostError
 from rankmesh_agent.wire.hello import Client, Service, welcoming
 from rankmesh_agent.wire.store_frames import Frame, RequestId
 

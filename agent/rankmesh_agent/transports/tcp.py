@@ -81,11 +81,7 @@ class PendingTcpConnection:
     """
 
     def __init__(
-        self,
-        address: str,
-        script: Callable[[TcpConnection], Script[Connection]],
-        token: str,
-        settings: TlsSettings,
+        self, address: str, script: Callable[[TcpConnection], Script[Connection]], token: str, settings: TlsSettings
     ) -> None:
         self._address = address
         self._token, self._tls = token, settings
