@@ -62,10 +62,7 @@ class MessageLink(DirectLink):
     Each method that waits for arrivals raises CallMismatchError if the ranks have made different calls.
 
     Args:
-        engine: the progress engine.
-        group: id of the group.
         ranks: global ranks of the members, by group rank.
-        rank: this process's group rank.
 
     Attributes:
         calls: the latest calls that the ranks have reported.
