@@ -50,7 +50,6 @@ class Agent:
     """One rank of a job, from the join to the end.
 
     Args:
-        settings, find_gateway, terms, host: see JobMembership.
         http: the HTTP server; it outlives the agent. If left out, the agent starts one of its own.
 
     Attributes:
@@ -164,7 +163,6 @@ class Agent:
         Args:
             world_size: ranks in the larger world.
             seconds: time limit.
-            check: see JoinTerms.
 
         Raises:
             JoinTimeoutError: ranks or waiting processes are missing; names them.

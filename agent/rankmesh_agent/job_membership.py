@@ -23,7 +23,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.progress.connector import Connector
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.transports.selection import TransportSelector
+from rankmesh_agent.transports.selection import transport_between
 from rankmesh_agent.wire.errors import DistBackendError, GatewayUnreachableError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.overlay import neighbours
@@ -49,7 +49,6 @@ class JoinTerms:
         rank: its rank, UNASSIGNED (-1) to have one assigned.
         world_size: ranks in the job; does not matter for a process that awaits the growth of its world.
         timeout: seconds for the join, and the default for calls.
-        deadline: end of the join.
         awaits_growth: whether the process waits for the world to grow.
         growth: the world that grows, if this process is a rank of it.
         check: called now and then during the join; raises if that has no point any more.
@@ -70,35 +69,22 @@ class JobMembership:
     """One rank's membership in a job; made, it has joined, and is connected to its neighbours.
 
     Args:
-        settings: of the job.
         find_gateway: returns the gateway's URL, None while it is not known.
         terms: how this process joins; ``member.rank`` has its rank.
-        host: address to listen on.
         http: the HTTP server, for its addresses.
 
     Attributes:
-        name, epoch, world_size: of the job.
-        store: id of its store.
-        gateway: client of the job's gateway.
-        beats: this rank's heartbeats there.
         grown: whether the world is an earlier one that has grown.
-        member: this rank, as its peers know it.
         members: all ranks, by rank; of most ranks of a large world, host and process alone.
         heartbeats: sends them without groups, until the agent takes over.
         oversubscribed: whether this host has more ranks than cores.
-        engine: the connections to the peers.
 
     Raises:
         DistNetworkError: the join failed; the subclass and the message have the cause.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        find_gateway: Callable[[], str | None],
-        terms: JoinTerms,
-        host: str,
-        http: HttpServer,
+        self, settings: Settings, find_gateway: Callable[[], str | None], terms: JoinTerms, host: str, http: HttpServer
     ) -> None:
         deadline, connect_seconds = terms.deadline, terms.timeout
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
@@ -107,21 +93,22 @@ class JobMembership:
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.callback(self._closing.close)
-            listener = TransportSelector(settings, terms.world_size).listen(host)
-            self._closing.callback(listener.close)
-            port = listener.address.rpartition(":")[2]
-            self.member = Member(
+            member = self.member = Member(
                 terms.rank,
                 secrets.token_hex(16),
                 socket.gethostname(),
                 host_id(settings.shm_dir),
                 os.getpid(),
-                [f"{address}:{port}" for address in http.addresses],
+                [],
                 http.urls[0],
                 settings.eager_bytes,
                 settings.transport,
                 settings.full_mesh,
             )
+            listener = transport_between(settings, member, member, terms.world_size).listen(f"{host}:0")
+            self._closing.callback(listener.close)
+            port = listener.address.rpartition(":")[2]
+            member.addresses = [f"{address}:{port}" for address in http.addresses]
             self.gateway = GatewayClient(find_gateway, settings.job_token)
             self._closing.callback(self.gateway.close)
             request = JoinRequest(
@@ -140,7 +127,6 @@ class JobMembership:
             self.store, self.grown = joined.store, joined.grown
             if joined.grown:
                 connect_seconds = max(deadline.remaining(), MIN_SETUP_SECONDS)
-            transports = TransportSelector(settings, joined.world_size)
             undo.push(self._leave_unconnected)  # before the connections are closed: it says goodbye over them
             self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
             undo.callback(self.heartbeats.stop)
@@ -165,7 +151,7 @@ class JobMembership:
                 self.members.values(),
                 joined.epoch,
                 listener,
-                lambda peer: transports.transport(self.member, peer),
+                lambda peer: transport_between(settings, self.member, peer, self.world_size),
                 self,
             )
             self._closing.callback(connector.close)

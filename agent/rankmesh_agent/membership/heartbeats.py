@@ -122,11 +122,7 @@ class HeartbeatChanges:
 
 
 class _Heartbeats:
-    """Heartbeats over a client, at an interval that the gateway has named.
-
-    A gateway that is unreachable for the moment does not matter. After three intervals without a response it is located
-    again: it may have moved. The next heartbeats register their senders there.
-    """
+    """Heartbeats over a client; a gateway that is silent for three intervals is located again: it may have moved."""
 
     def __init__(self, gateway: GatewayClient, interval: float = HEARTBEAT_SECONDS) -> None:
         self._gateway = gateway

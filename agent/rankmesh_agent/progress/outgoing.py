@@ -27,12 +27,10 @@ class OutgoingConnection:
     """The outgoing connection to a rank: tries its addresses in turn, repeatedly.
 
     Attributes:
-        peer: the rank.
         pending: the current attempt, None between two attempts.
         retry_at: time of the next attempt.
         abandon_at: time at which the current attempt ends.
         rounds: how often all addresses have failed.
-        deadline: of all attempts.
     """
 
     def __init__(self, me: Member, peer: Member, epoch: int, transport: TcpTransport) -> None:

@@ -35,12 +35,7 @@ from rankmesh_agent.store.connection import Connection, PendingRequest, Timer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import Credentials
-from rankmesh_agent.wire.errors import (
-    DistNetworkError,
-    DistStoreError,
-    ProtocolError,
-    StoreLostError,
-)
+from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError, StoreLostError
 from rankmesh_agent.wire.hello import Client, Service, welcoming
 from rankmesh_agent.wire.store_frames import Frame, RequestId
 
@@ -70,12 +65,7 @@ class Tables(Protocol):
 
 
 class SingleTable:
-    """The tables of a server with one store.
-
-    Args:
-        table: its keys and values.
-        token: the secret, or all credentials.
-    """
+    """The tables of a server with one store."""
 
     def __init__(self, table: Table, token: str | Credentials) -> None:
         self._table, self._token = table, token
@@ -93,9 +83,7 @@ class StoreServer:
     """Serves stores to the connections of a port. Its thread starts with the first one.
 
     Args:
-        tables: the stores.
         token: the secret of all stores, or all credentials.
-        name: the thread's name.
         unix_socket: name of the unix socket that brings connections, too; '' for none. Clients at the port learn it.
     """
 
@@ -289,11 +277,7 @@ class StoreServer:
             self._execute(connection, seq, received)
 
     def _advance_handshake(self, connection: Connection, client_handshake: Handshake[Client]) -> None:
-        """Continue the handshake.
-
-        Raises:
-            OSError, DistNetworkError: the client fails it.
-        """
+        """Continue the handshake; OSError or DistNetworkError if the client fails it."""
         steps = client_handshake.steps
         try:
             client = client_handshake.advance()
@@ -388,11 +372,7 @@ class StoreServer:
         self._undo(request)
 
     def _earlier_response(self, table: Table, request_id: RequestId) -> Frame | None:
-        """Return the response to a request that was executed already; None if it was not, and never will be.
-
-        Raises:
-            IdempotencyKeyReusedError: another command has the same Idempotency-Key.
-        """
+        """Return the response to a request that was executed already; None if it was not, and never will be."""
         for each in list(self._connections.values()):
             if each.table is not table:
                 continue

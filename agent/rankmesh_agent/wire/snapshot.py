@@ -39,7 +39,6 @@ class SnapshotCall:
 
     Attributes:
         group: id of the group.
-        seq: see InFlight.
         op: name of the operation.
         call: the operation with its arguments, as text.
         age: seconds since it began, or, if it has ended, since its end.
