@@ -1,4 +1,4 @@
-"""The launchers of a job on several nodes: texts, limits and times; sdk/launcher/test_node_rendezvous.py has a model."""
+"""The launchers of a job on several nodes: texts, limits, times; sdk/launcher/test_node_rendezvous.py has a model."""
 
 from __future__ import annotations
 
