@@ -95,7 +95,7 @@ FAULTS = [
     # The store
     Fault("agent/rankmesh_agent/store/table.py", "if pop.set_running_or_notify_cancel():", "if True:", "agent/store/test_table.py agent/store/test_stores.py agent/store/test_server.py agent/store/test_pending_calls.py", "a value goes to somebody who stopped waiting"),
     Fault(STATE + "job_stores.py", "self._registry.has_unknown_store(job) or ", "", GATEWAY, "a store goes although a rank that uses it lives"),
-    Fault(STATE + "store_file.py", 'database.execute("ROLLBACK")', "pass", GATEWAY, "a change that failed is made with the next"),
+    Fault(STATE + "registry_file.py", 'database.execute("ROLLBACK")', "pass", GATEWAY, "a change that failed is made with the next"),
     # The gateway's registry
     Fault(STATE + "registry.py", "if self._scans_expected and pause >= _PAUSE_SECONDS:", "if False:", GATEWAY, "a gateway that was suspended declares all ranks failed"),
     Fault(STATE + "registry.py", ", if_idle=True", "", GATEWAY, "a second connection's joiner loses its place"),
