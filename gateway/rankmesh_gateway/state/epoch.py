@@ -26,6 +26,7 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_gateway.schemas import GroupInFlight, JobInfo, JobState
 from rankmesh_gateway.state.group_reports import GroupReports
 from rankmesh_gateway.state.rank import RankRecord
+from rankmesh_gateway.stragglers.scores import RankScores
 
 JOIN_SILENCE_SECONDS = LONG_POLL_SECONDS + 10.0
 """A joining process whose request does not come again for this long has died."""
@@ -46,6 +47,8 @@ class Epoch:
         logged_groups: the ids of the groups in the event log, and whether it has their failure.
         logged_calls: the calls that the event log has as held up, by group and sequence number: the clock when each
             began, and the call as it was when it was logged.
+        scores: those of its ranks.
+        logged_slow: the ranks that are slow by the event log.
         grown: whether its world is an earlier one that has grown.
         since: the clock when the world was complete, or before that when the first rank joined.
         interval: seconds between the heartbeats that the ranks were told when the world was complete.
@@ -60,6 +63,8 @@ class Epoch:
     groups: GroupReports = field(default_factory=GroupReports)
     logged_groups: dict[str, bool] = field(default_factory=dict)
     logged_calls: dict[tuple[str, int], tuple[float, GroupInFlight]] = field(default_factory=dict)
+    scores: RankScores = field(default_factory=RankScores)
+    logged_slow: set[int] = field(default_factory=set)
     grown: bool = False
     since: float | None = None
     interval: float = HEARTBEAT_SECONDS
@@ -205,7 +210,11 @@ class Epoch:
 
     def infos(self, now: float) -> list[RankInfo]:
         """Return the ranks as the HTTP interface shows them, in rank order."""
-        return [record.info(self.job, self.number, now) for record in self.all_records()]
+        scores = self.scores.values
+        return [
+            record.info(self.job, self.number, now, scores.get(record.member.rank, 0.0))
+            for record in self.all_records()
+        ]
 
     def summary(self, now: float, time_now: float) -> JobInfo:
         """Return the state of the world as a whole; ``time_now``: seconds since 1970."""

@@ -20,6 +20,8 @@ EventKind = Literal[
     "rank-alive",
     "rank-failed",
     "rank-left",
+    "rank-slow",
+    "rank-in-time",
     "group-made",
     "group-failed",
     "group-ended",

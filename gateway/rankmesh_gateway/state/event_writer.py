@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from rankmesh_agent.wire.ranges import named_ranks
 from rankmesh_agent.wire.schemas import UNASSIGNED, GroupInfo, RankState, failed_seconds, suspect_seconds
-from rankmesh_gateway.humanize import failed_text, held_up_text, suspect_text
+from rankmesh_gateway.humanize import failed_text, held_up_text, slow_text, suspect_text
 from rankmesh_gateway.schemas import GroupInFlight
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventKind, EventLog
 from rankmesh_gateway.state.rank import RankRecord
+from rankmesh_gateway.stragglers.lateness import activity
 
 _STATE_EVENTS: dict[RankState, EventKind] = {
     "alive": "rank-alive",
@@ -122,6 +123,20 @@ class EventWriter:
             if call.held_up and key not in epoch.logged_calls:
                 epoch.logged_calls[key] = (now - call.age, call)
                 self._call_event("call-held-up", call, epoch, now)
+
+    def slow_ranks(self, epoch: Epoch, now: float) -> None:
+        """Log the ranks that have come to be slow, and those that no longer are."""
+        scores = epoch.scores
+        for rank in sorted(scores.slow.keys() ^ epoch.logged_slow):
+            record, score = epoch.records[rank], scores.values.get(rank, 0.0)
+            if rank in scores.slow:
+                does = activity([rank], scores.usage())
+                detail = slow_text(record.member.described(), score, now - scores.slow[rank], does)
+                self._rank_event("rank-slow", detail, epoch, record)
+            elif record.is_live():
+                detail = f"{record.member.described()} no longer makes the others wait"
+                self._rank_event("rank-in-time", detail, epoch, record)
+        epoch.logged_slow = {*scores.slow}
 
     def _call_event(self, kind: EventKind, call: GroupInFlight, epoch: Epoch, now: float, end: str = "") -> None:
         found = (epoch.records[rank] for rank in call.missing if rank in epoch.records)

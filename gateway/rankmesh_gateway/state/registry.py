@@ -24,6 +24,7 @@ from rankmesh_agent.wire.schemas import (
     MembersRequest,
     RankGroupInfo,
     RankInfo,
+    ResourceUsage,
 )
 from rankmesh_gateway.schemas import GroupInFlight, JobInfo, RateSample, WaitingProcess
 from rankmesh_gateway.state.agent_pool import AgentPool
@@ -195,14 +196,8 @@ class Registry:
             if change is not None:
                 return HeartbeatReply([], restart=change.reason, lost_ranks=change.lost_ranks)
             failed, version = epoch.failed(beat.failed_version) if epoch is not None else ([], 0)
-            return HeartbeatReply(
-                failed,
-                version if beat.failed_version >= 0 else 0,
-                interval,
-                groups.resend,
-                groups.unknown,
-                groups.dropped,
-            )
+            known = version if beat.failed_version >= 0 else 0
+            return HeartbeatReply(failed, known, interval, groups.resend, groups.unknown, groups.dropped)
 
     def leave(self, goodbye: Leave) -> None:
         """Record that a rank leaves; with a reason, that it has failed. A joiner's place is free at once.
@@ -319,6 +314,12 @@ class Registry:
                 return []
             return [info for epoch in found for info in epoch.infos(now)] if found.attempt == attempt else found.before
 
+    def usage(self, job: str) -> dict[int, ResourceUsage]:
+        """Return what the ranks of a job's latest complete world use of their hosts, as far as it is known."""
+        with self._lock:
+            epoch = self._jobs[job].latest() if job in self._jobs else None
+            return {} if epoch is None else epoch.scores.usage()
+
     def waiting(self, job: str | None = None) -> list[WaitingProcess]:
         """Return the processes that wait for worlds to grow, by job, in the order in which they came."""
         with self._lock:
@@ -360,8 +361,7 @@ class Registry:
         """Return the ranks of a job's latest complete world."""
         with self._lock:
             now = self._polled_now()
-            known = self._jobs.get(job)
-            epoch = known.latest() if known is not None else None
+            epoch = self._jobs[job].latest() if job in self._jobs else None
             if epoch is None:
                 raise JobNotFoundError(f"no world of a job {job!r} has come together here; GET /v1/jobs lists the jobs")
             return {rank: record.info(job, epoch.number, now) for rank, record in sorted(epoch.records.items())}

@@ -50,7 +50,7 @@ class Session:
     """
 
     joined_for_store = False
-    failure_file = ""
+    failure_file = token = ""
 
     def __init__(self, agent: Agent | RemoteAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
         self.agent = agent
@@ -237,7 +237,7 @@ def join(
         agent.close(f"its backend {engines.host!r} could not be made: {type(error).__name__}: {error}"[:500])
         rendezvous.close()
         raise
-    session.failure_file = settings.failure_file
+    session.failure_file, session.token = settings.failure_file, settings.job_token
     if not _sessions:
         atexit.register(leave_at_exit)
     _sessions.append(session)

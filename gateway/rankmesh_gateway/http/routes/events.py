@@ -164,10 +164,11 @@ async def events(services: Services, query: EventsQuery, request: Request) -> Ev
     """Stream the events as server-sent events, each with an id, its kind and JSON data.
 
     The kinds are `rank-joining`, `world-complete`, `rank-suspect`, `rank-alive`, `rank-failed`, `rank-left`,
-    `group-made`, `group-failed`, `group-ended`, `call-held-up`, `call-ended` (of a call that was held up),
-    `job-restarted`, `agent-registered`, `agent-leased`, `agent-freed` and `agent-lost`. The data is an object with
-    `time` (seconds since 1970), `job`, `ranks`, `group` (an id), `detail` (a sentence), and `epoch` or `agent` (a name)
-    where there is one. When the gateway ends, the last event, without an id, is `gateway-ended`.
+    `rank-slow` (it makes the others wait), `rank-in-time` (no longer), `group-made`, `group-failed`, `group-ended`,
+    `call-held-up`, `call-ended` (of a call that was held up), `job-restarted`, `agent-registered`, `agent-leased`,
+    `agent-freed` and `agent-lost`. The data is an object with `time` (seconds since 1970), `job`, `ranks`, `group` (an
+    id), `detail` (a sentence), and `epoch` or `agent` (a name) where there is one. When the gateway ends, the last
+    event, without an id, is `gateway-ended`.
 
     Without an id to resume from, the stream begins with the next event. A client that falls so far behind that it would
     miss events, or reads nothing for 10 s, is disconnected, and resumes with the id of the last event it received. An
