@@ -19,7 +19,7 @@ import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics import process
 from rankmesh_agent.diagnostics.dump import DumpWriter
-from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snapshot
+from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snapshot, watch_waits
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
@@ -121,6 +121,7 @@ class Agent:
                 SnapshotServer(lambda _: self.snapshot(), self._credentials),
                 SnapshotServer(lambda _: self.snapshot(max_ended=MAX_DUMPED), self._credentials, Service.RECORDS),
                 SnapshotServer(self._view, self._credentials, Service.PROCESS),
+                SnapshotServer(lambda _: watch_waits(self.engine.waits), self._credentials, Service.WAITS),
             )
             self._own_http.start(self._app, {each.service: each for each in services}, on_demand=True)
 
@@ -347,7 +348,8 @@ class Agent:
         self._liveness.pass_on()
         if self.engine.on_demand:
             self.engine.progress()  # what concerns all ranks is passed on also by those that compute
-        restart = self._job.send_heartbeat(self.groups(), lost)
+        usage = None if self._own_http is None else process.own_usage()
+        restart = self._job.send_heartbeat(self.groups(), lost, usage=usage)
         if restart is not None:
             self.group_registry.abort_all(restart)
         unread = {each.rank for each in lost} - self.engine.lost_peers.keys()

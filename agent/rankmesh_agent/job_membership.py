@@ -26,7 +26,16 @@ from rankmesh_agent.transports.selection import transport_between
 from rankmesh_agent.wire.errors import DistBackendError, GatewayUnreachableError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.overlay import neighbours
-from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, JoinRequest, Leave, LostRank, Member
+from rankmesh_agent.wire.schemas import (
+    GroupInfo,
+    GrowingWorld,
+    Heartbeat,
+    JoinRequest,
+    Leave,
+    LostRank,
+    Member,
+    ResourceUsage,
+)
 
 _CONNECT_SECONDS = 60.0
 """Time limit for connecting the neighbours after all ranks have joined."""
@@ -162,10 +171,15 @@ class JobMembership:
             undo.pop_all()
 
     def send_heartbeat(
-        self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True
+        self,
+        groups: list[GroupInfo],
+        lost: list[LostRank],
+        *,
+        watches_peers: bool = True,
+        usage: ResourceUsage | None = None,
     ) -> DistBackendError | None:
         """Report this rank's groups and the peers that it has lost, if that is due; see RankHeartbeats.send."""
-        beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
+        beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers, usage=usage)
         with self._gateway_lock:
             return self.beats.send(beat) if not self._left and self.beats.is_due(lost) else None
 

@@ -113,11 +113,7 @@ app.add_typer(tls.app, short_help="Make certificates for hosts.")
 
 
 def main() -> None:
-    """Run the command line of this process, and exit.
-
-    Raises:
-        SystemExit: with the command's exit code.
-    """
+    """Run the command line of this process, and exit."""
     if sys.platform != "win32":
         reset_inherited()
     if sys.argv[1:2] == ["groups"]:  # the name of releases up to 0.2

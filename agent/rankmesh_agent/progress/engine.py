@@ -113,6 +113,11 @@ class ProgressEngine:
         peers = self._peers.copy()
         return {rank: peer.connection.medium for rank, peer in peers.items() if peer.connection is not UNCONNECTED}
 
+    def waits(self) -> list[Status]:
+        """Return the calls and messages of this process that wait."""
+        with self.lock:
+            return [wait for waits in self.status_sources for wait in waits()]
+
     def ended_connections(self) -> set[int]:
         """Return the ranks whose connections have ended since the last call; their last bytes may not have been read.
 

@@ -17,6 +17,7 @@ MAX_ENDED = 16
 """Maximum number of ended calls of each group in a snapshot."""
 MAX_DUMPED = 1000
 """Maximum number of ended calls of each group in a dump, and in a record for a trace."""
+WATCH_SECONDS = 1.0
 MAX_SNAPSHOT_BYTES = 16 << 20
 _RANK = struct.Struct("!q")
 RANK_BYTES = _RANK.size
@@ -88,8 +89,6 @@ class RankSnapshot:
         stacks: stacks of all threads.
         clock: seconds that the process has run.
         cpu_seconds: seconds of CPU time that its threads have used.
-        core_wait_seconds: seconds that its threads were ready to run, and waited for a core.
-        major_faults: how often its memory came from a disk.
         monotonic: the moment by the monotonic clock, which all processes of its host share.
     """
 
@@ -104,8 +103,6 @@ class RankSnapshot:
     stacks: list[ThreadStack] = field(default_factory=list)
     clock: float = 0.0
     cpu_seconds: float = 0.0
-    core_wait_seconds: float = 0.0
-    major_faults: int = 0
     monotonic: float = 0.0
 
 
@@ -131,6 +128,13 @@ class ProcessView:
     cpu: float = 0.0
     stacks: list[ThreadStack] = field(default_factory=list)
     no_stacks: str = ""
+
+
+@dataclass
+class RankWaits:
+    """The ranks (as text) that a rank waits for in collectives, and for which share of WATCH_SECONDS."""
+
+    shares: dict[str, float]
 
 
 @dataclass

@@ -159,6 +159,21 @@ class LostRank:
 
 
 @dataclass
+class ResourceUsage:
+    """Resources that a process has used, or uses in a second.
+
+    Attributes:
+        cpu: seconds of processor time of its threads.
+        core_wait: seconds that its main thread was ready to run, and waited for a core.
+        faults: how often its memory came from a disk.
+    """
+
+    cpu: float
+    core_wait: float
+    faults: float
+
+
+@dataclass
 class Heartbeat(Body):
     """A rank's heartbeat. A restarted gateway learns the members of a job from it.
 
@@ -177,6 +192,7 @@ class Heartbeat(Body):
             0 if this one is complete.
         ended_groups: the ids of the groups of that heartbeat that the rank no longer has.
         failed_version: the version of the failed ranks that the rank knows; 0 if it knows none, -1 to be told all.
+        usage: what the rank's process has used; null if its calls are those of another process.
     """
 
     job: Name
@@ -190,6 +206,7 @@ class Heartbeat(Body):
     changes_since: Integer = 0
     ended_groups: list[str] = field(default_factory=list)
     failed_version: Integer = -1
+    usage: ResourceUsage | None = None
 
 
 @dataclass
@@ -281,6 +298,7 @@ class RankInfo:
         reason: cause of its leave or failure, otherwise empty.
         member: the rank's process.
         failed_ranks: the other ranks whose failure is the cause of its own, as far as it knows.
+        slow: share of the last seconds that the others have waited for it and for no other rank.
     """
 
     job: str
@@ -290,6 +308,7 @@ class RankInfo:
     reason: str
     member: Member
     failed_ranks: list[Integer] = field(default_factory=list)
+    slow: float = 0.0
 
 
 @dataclass
