@@ -91,7 +91,7 @@ class Agent:
             job = self._job = JobMembership(settings, find_gateway, terms, host, http)
             undo.callback(job.close)
             undo.callback(job.heartbeats.stop)
-            undo.push(self._leave_without_world)
+            undo.push(job.leaving_after("it could not set up the world group"))
             self.member, self.members, self.engine = job.member, job.members, job.engine
             self.group_registry = GroupRegistry(job, settings, self.recorder)
             terms.check_store(job.store)
@@ -132,10 +132,6 @@ class Agent:
         """Return the process of another rank of this host, which does not answer, as the kernel shows it."""
         member = self.members.get(attached_rank(client.attachment))
         return process.view(member.pid, 1.0) if member is not None and member.host_id == self.member.host_id else None
-
-    def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            self._job.leave_after_error("it could not set up the world group", error)
 
     @property
     def failed_ranks(self) -> list[int]:

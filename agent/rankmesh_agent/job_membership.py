@@ -15,8 +15,7 @@ from rankmesh_agent.config.launchers import ancestors
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
-from rankmesh_agent.membership.heartbeats import RankHeartbeats
+from rankmesh_agent.membership.heartbeats import HeartbeatThread, RankHeartbeats
 from rankmesh_agent.membership.join import all_members, check_settings, join
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
@@ -47,7 +46,6 @@ _MAX_UNKNOWN = 3
 _MAX_ANCESTORS = 16
 _MAX_REASON = 900
 """Characters of the reason of a leave."""
-_NOT_CONNECTED = "it could not connect to its peers"
 
 
 @dataclass
@@ -136,7 +134,8 @@ class JobMembership:
             self.store, self.grown = joined.store, joined.grown
             if joined.grown:
                 connect_seconds = max(deadline.remaining(), MIN_SETUP_SECONDS)
-            undo.push(self._leave_unconnected)  # before the connections are closed: it says goodbye over them
+            # Before the connections are closed: it says goodbye over them.
+            undo.push(self.leaving_after("it could not connect to its peers"))
             self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
             undo.callback(self.heartbeats.stop)
             self.members = all_members(joined)
@@ -237,14 +236,16 @@ class JobMembership:
         """Close the connections, after ``leave``."""
         self._closing.close()
 
-    def leave_after_error(self, step: str, error: BaseException) -> None:
-        """Leave the job because of an error before the world group is made, in a step."""
-        why = descriptors.reason(error) if descriptors.is_exhausted(error) else f"{type(error).__name__}: {error}"
-        failure = error if isinstance(error, RankFailedError) else None
-        goodbye = Goodbye(f"{step}: {why}"[:_MAX_REASON], raised=True, failure=failure)
-        failed_ranks = () if failure is None else [rank for rank in failure.ranks if rank != self.member.rank]
-        self.leave(goodbye.reason, goodbye, failed_ranks)
+    def leaving_after(self, step: str) -> Callable[[object, BaseException | None, object], None]:
+        """Return the exit of a block that leaves the job after an error of a step before the world group is made."""
 
-    def _leave_unconnected(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            self.leave_after_error(_NOT_CONNECTED, error)
+        def leave(kind: object, error: BaseException | None, traceback: object) -> None:
+            if error is None:
+                return
+            why = descriptors.reason(error) if descriptors.is_exhausted(error) else f"{type(error).__name__}: {error}"
+            failure = error if isinstance(error, RankFailedError) else None
+            goodbye = Goodbye(f"{step}: {why}"[:_MAX_REASON], raised=True, failure=failure)
+            failed_ranks = () if failure is None else [rank for rank in failure.ranks if rank != self.member.rank]
+            self.leave(goodbye.reason, goodbye, failed_ranks)
+
+        return leave

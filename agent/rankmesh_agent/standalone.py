@@ -19,8 +19,7 @@ from rankmesh_agent.diagnostics.snapshot import SnapshotServer
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
-from rankmesh_agent.membership.heartbeats import AgentHeartbeats
+from rankmesh_agent.membership.heartbeats import AgentHeartbeats, HeartbeatThread
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.server import SessionServer

@@ -64,23 +64,8 @@ class Tables(Protocol):
         """Return the credentials that the clients of a store have, or an unknown one's."""
 
 
-class SingleTable:
-    """The tables of a server with one store."""
-
-    def __init__(self, table: Table, token: str | Credentials) -> None:
-        self._table, self._token = table, token
-
-    def find(self, store: bytes) -> Table | None:
-        """Return the table."""
-        return self._table
-
-    def credentials(self, store: bytes) -> str | Credentials:
-        """Return the credentials."""
-        return self._token
-
-
 class StoreServer:
-    """Serves stores to the connections of a port. Its thread starts with the first one.
+    """Serves stores, or only one, to the connections of a port. Its thread starts with the first one.
 
     Args:
         token: the secret of all stores, or all credentials.
@@ -88,7 +73,7 @@ class StoreServer:
     """
 
     def __init__(
-        self, tables: Tables, token: str | Credentials, name: str = "rankmesh-store", unix_socket: str = ""
+        self, tables: Table | Tables, token: str | Credentials, name: str = "rankmesh-store", unix_socket: str = ""
     ) -> None:
         self._tables = tables
         self._unix_name = store_frames.encode_unix_name(unix_socket)
@@ -188,7 +173,8 @@ class StoreServer:
         reply = b"" if sock.family == socket.AF_UNIX else self._unix_name
         try:
             sock.setblocking(False)
-            accepted, size = self._tables.credentials, store_frames.STORE_ID_BYTES
+            tables, size = self._tables, store_frames.STORE_ID_BYTES
+            accepted = (lambda _: self._token) if isinstance(tables, Table) else tables.credentials
             handshake = accept(sock, Service.STORE, accepted, size, self._token, self._tls, welcoming(reply))
             connection = Connection(sock, poll, handshake, admission)
             poll.register(sock, select.EPOLLIN)
@@ -285,7 +271,8 @@ class StoreServer:
             connection.sock = client_handshake.sock
         if client is not None:
             connection.handshake = connection.timer.action = None
-            connection.name, connection.table = client.name, self._tables.find(client.attachment)
+            tables, connection.name = self._tables, client.name
+            connection.table = tables if isinstance(tables, Table) else tables.find(client.attachment)
             connection.admission.end()
         elif client_handshake.steps > steps:
             connection.admission.renew()

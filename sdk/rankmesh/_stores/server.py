@@ -13,7 +13,7 @@ from rankmesh_agent.net.descriptors import convert_emfile, raise_limit
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.sockets import BACKLOG, bind, listen_unix
 from rankmesh_agent.store.client import StoreClient
-from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.store import LocalStore
 from rankmesh_agent.store.table import Quota, Table
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
@@ -44,8 +44,7 @@ class TCPStoreServer:
             self._over_http = StoreClient(self._http.url(), settings.token, unix_socket=unix_socket)
             return create_store_app(self._over_http, token=settings.credentials, names=[host, *self._http.names])
 
-        tables = SingleTable(self.table, settings.credentials)
-        server = StoreServer(tables, settings.credentials, f"rankmesh-store-fast-{self.port}", unix_socket)
+        server = StoreServer(self.table, settings.credentials, f"rankmesh-store-fast-{self.port}", unix_socket)
         self._http.start(make, {Service.STORE: server}, unix_listeners=[unix_listener], on_demand=True)
 
     def acquire(self) -> ServerReference:

@@ -167,7 +167,7 @@ async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> Store
     command = commands.MultiGet(tuple(body.keys), _slice(body.timeout))
     values = await until_disconnect(request, store.submit(command))
     check_values(*values)
-    return StoreValues({key: _to_base64(value) for key, value in zip(body.keys, values, strict=True)})
+    return StoreValues({key: base64.b64encode(value).decode() for key, value in zip(body.keys, values, strict=True)})
 
 
 @router.post("/multi_set", **_NO_CONTENT)
@@ -236,11 +236,6 @@ async def delete_value(key: Key, store: StoreDep, condition: ConditionDep, once:
     """Remove a key."""
     if not await store.submit(commands.Delete(key, condition), once):
         raise KeyNotFoundError(f"key {key!r} is not set")
-
-
-def _to_base64(value: bytes) -> str:
-    """Return a value in its JSON form."""
-    return base64.b64encode(value).decode()
 
 
 def _from_base64(text: str) -> bytes:
