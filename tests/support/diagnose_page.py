@@ -20,10 +20,11 @@ def run_script(me: Me) -> None:
     runpy.run_path(str(me.folder / SCRIPT), run_name="__main__")
 
 
-def page_rows() -> dict[str, str]:
-    """Return the table: the command's lines, separated by <br>, by the kind of stuck job."""
+def page_rows(column: int = 0) -> dict[str, str]:
+    """Return a column of the table, by the kind of stuck job: the command's lines, separated by <br>."""
     section = _PAGE.read_text().partition("## What it reports\n")[2].partition("\n## ")[0]
-    return dict(re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)[1:])
+    rows = [line[2:-2].split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return {title: cells[column] for title, *cells in rows[1:]}
 
 
 def row_of(output: str) -> str:

@@ -20,6 +20,8 @@ _OTHERS = frozenset({"suspect", "agent", "group", "call"})
 _PARTS = ("ranks", "agents", "groups", "inflight", "problems")
 _UPDATED = 5
 """Place of the column in the table of groups."""
+_PROCESS = 7
+"""Place of the column of observed ranks in the table of ranks."""
 
 
 def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
@@ -153,7 +155,7 @@ def tables(overview: Overview) -> list[Table]:
     of_one = "".join(f" of {job}, epoch {epoch}" for job, epoch in jobs.items() if len(jobs) == 1)
     world = Table(
         f"Ranks{of_one}",
-        ["job", ">rank", "host", ">pid", "state", ">last heartbeat", "agent", "reason"],
+        ["job", ">rank", "host", ">pid", "state", ">last heartbeat", "agent", "process", "reason"],
         [
             [
                 each["job"],
@@ -163,12 +165,13 @@ def tables(overview: Overview) -> list[Table]:
                 each["state"],
                 f"{seconds(each['heartbeat_age'])} ago",
                 each["member"]["http"],
+                each.get("process", ""),
                 each["reason"],
             ]
             for each in overview["ranks"]
         ],
         "none; 'rankmesh run' starts some",
-    )
+    ).without_empty_column(_PROCESS)
     others = _agent_table(overview["agents"]), group_table(overview["groups"]), inflight_table(overview["inflight"])
     return [_compact(world), *others]
 
