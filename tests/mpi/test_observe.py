@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from support.consoles import fits, run, steps_of
 from support.mpi import MPIRUN, OPTIONS, files_in
-from support.observed import LOADER, OBSERVE, Stuck, check_row, observed_job, print_column
+from support.observed import ALONE, OBSERVE, Stuck, check_row, observed_job, print_column
 from support.processes import Rank, Ranks, wait_until
 
 pytestmark = pytest.mark.processes
 
 PAGE = Path(__file__).parents[2] / "docs" / "stuck-mpi.md"
 SCRIPT = """\
-import ctypes, os, queue, signal, sys, time
+import ctypes, os, queue, signal, subprocess, sys, time
 import numpy as np
 from mpi4py import MPI
 
@@ -34,10 +34,7 @@ time.sleep(3600)
 """
 PAIR = "if rank < 2:\n    comm.{0}(large, 1 - rank)\n    comm.{1}(large, 1 - rank)"
 KINDS = [
-    Stuck("a loader that gets no data", "load_batch()", before=LOADER),
-    Stuck("`time.sleep`", "time.sleep(3600)"),
-    Stuck("C code that holds the interpreter's lock", "ctypes.PyDLL(None).sleep(3600)"),
-    Stuck("stopped", "os.kill(os.getpid(), signal.SIGSTOP)", "stopped"),
+    *ALONE,
     Stuck(
         "calls of two groups in another order",
         "pass",

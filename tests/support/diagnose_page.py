@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import runpy
 import socket
@@ -13,6 +15,42 @@ _PAGE = Path(__file__).parents[2] / "docs/diagnose.md"
 
 
 SCRIPT = "train_loop.py"
+CONTROL_GROUPS = next(
+    (path for path in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (path / "cgroup.procs").exists()),
+    None,
+)
+"""Where version 2 of control groups is mounted; None where it is not."""
+CAN_FREEZE = CONTROL_GROUPS is not None and os.access(CONTROL_GROUPS / "cgroup.procs", os.W_OK)
+LOADER = """
+def load_batch():
+    return batches.get()
+batches = queue.Queue()
+"""
+DEBUGGED = "subprocess.Popen([sys.executable, '-c', DEBUGGER])\ntime.sleep(3600)"
+DEBUGGER = """
+DEBUGGER = '''import ctypes, os, signal, time
+time.sleep(1)
+c, parent = ctypes.CDLL(None), os.getppid()
+c.prctl(1, signal.SIGKILL)  # ends with it
+for thread in os.listdir(f"/proc/{parent}/task"):
+    c.ptrace(16, int(thread), 0, 0)
+signal.pause()'''
+"""
+FREEZE = f"""
+def freeze():
+    group = "{CONTROL_GROUPS}/rankmesh-test-" + str(os.getpid())
+    os.mkdir(group)
+    open(group + "/cgroup.procs", "w").write(str(os.getpid()))
+    with open(group + "/cgroup.freeze", "w") as file:
+        file.write("1")
+"""
+"""Lines before the loop of a stuck script."""
+
+
+def remove_control_group(pid: int) -> None:
+    """Remove the control group that a process has frozen itself in, once it has ended."""
+    with contextlib.suppress(OSError, TypeError):
+        Path(CONTROL_GROUPS, f"rankmesh-test-{pid}").rmdir()
 
 
 def run_script(me: Me) -> None:

@@ -16,15 +16,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from support.command import COMMAND, Done, here
-from support.diagnose_page import SCRIPT, normalized, page_rows
+from support.diagnose_page import (
+    CAN_FREEZE,
+    DEBUGGED,
+    DEBUGGER,
+    FREEZE,
+    LOADER,
+    SCRIPT,
+    normalized,
+    page_rows,
+    remove_control_group,
+)
 from support.processes import Rank, Ranks, wait_until
 
 OBSERVE = [*COMMAND, "observe"]
-REST = [0, 1, 3]
-SECONDS = 2.0
-"""Seconds that an answer may take."""
-LOADER = "def load_batch():\n    return batches.get()\nbatches = queue.Queue()"
 
 
 class Stuck(NamedTuple):
@@ -48,6 +56,15 @@ class Stuck(NamedTuple):
         return template.format(before=textwrap.dedent(self.before), stuck=textwrap.indent(self.lines, " " * 8))
 
 
+ALONE = [
+    Stuck("a loader that gets no data", "load_batch()", before=LOADER),
+    Stuck("`time.sleep`", "time.sleep(3600)"),
+    Stuck("C code that holds the interpreter's lock", "ctypes.PyDLL(None).sleep(3600)"),
+    Stuck("stopped", "os.kill(os.getpid(), signal.SIGSTOP)", "stopped"),
+    Stuck("held by a debugger", DEBUGGED, "stopped", before=DEBUGGER),
+    Stuck("frozen by its control group, as by `docker pause`", "freeze()", "stopped", before=FREEZE),
+]
+"""What holds up one rank, whatever the library."""
 Start = Callable[[Ranks, Path], Rank]
 """Starts the launcher of a script's four ranks under ``rankmesh observe``."""
 
@@ -93,8 +110,11 @@ class ObservedJob:
         return wait_until(look, f"{stuck.kind}: {self.run('diagnose')}", 60.0)
 
     def end(self) -> None:
+        pids = [each["pid"] for each in self.run("diagnose", "--json").document["ranks"]]
         self.launcher.kill(signal.SIGTERM)
         self.ranks.wait([self.launcher], 60)
+        for pid in pids:
+            remove_control_group(pid)
 
 
 @contextlib.contextmanager
@@ -107,10 +127,11 @@ def observed_job(ranks: Ranks, script: str, start: Start) -> Iterator[ObservedJo
 
 
 def check_row(ranks: Ranks, stuck: Stuck, template: str, start: Start, column: int) -> None:
-    """Run a stuck job, and compare the finding with the table; each answer comes in time."""
+    """Run a stuck job, and compare the finding with the table."""
+    if stuck.before is FREEZE and not CAN_FREEZE:
+        pytest.skip("making a control group needs root, and version 2 of control groups")
     with observed_job(ranks, stuck.script(template), start) as job:
-        found, took = job.finding(stuck)
-    assert took < SECONDS
+        found, _ = job.finding(stuck)
     assert normalized(found["text"]) == normalized(page_rows(column)[stuck.title])
 
 

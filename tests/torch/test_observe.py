@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.observed import LOADER, OBSERVE, Stuck, check_row, print_column
+from support.observed import ALONE, OBSERVE, Stuck, check_row, print_column
 from support.processes import Rank, Ranks, free_port
 
 pytestmark = pytest.mark.processes
 
 SCRIPT = """\
-import ctypes, os, queue, signal, sys, time
+import ctypes, os, queue, signal, subprocess, sys, time
 import torch
 import torch.distributed as dist
 
@@ -29,10 +29,7 @@ time.sleep(3600)
 """
 PAIR = "if rank < 2:\n    dist.{0}(large, 1 - rank)\n    dist.{1}(large, 1 - rank)"
 KINDS = [
-    Stuck("a loader that gets no data", "load_batch()", before=LOADER),
-    Stuck("`time.sleep`", "time.sleep(3600)"),
-    Stuck("C code that holds the interpreter's lock", "ctypes.PyDLL(None).sleep(3600)"),
-    Stuck("stopped", "os.kill(os.getpid(), signal.SIGSTOP)", "stopped"),
+    *ALONE,
     Stuck(
         "calls of two groups in another order",
         "pass",

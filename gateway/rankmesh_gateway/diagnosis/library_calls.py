@@ -59,13 +59,8 @@ def library_call(threads: Sequence[Thread]) -> LibraryCall | None:
     name = _called([(frame["file"], frame["function"]) for frame in frames[user + 1 :]], place.code)
     if not name:
         return None
-    way = (
-        "send"
-        if re.search("(^|[bris])send$", low := name.lower())
-        else "recv"
-        if "recv" in low or "probe" in low
-        else ""
-    )
+    low = name.lower()
+    way = "recv" if "recv" in low or "probe" in low else "send" if low.endswith("send") else ""
     return LibraryCall("message" if way else "collective", name, way or name, place._replace(library=""))
 
 
@@ -73,7 +68,7 @@ def _called(inner: Sequence[tuple[str, str]], code: str) -> str:
     """Return the name of the library's function that a line calls, from the frames below the line, and its code."""
     if inner:
         part = next((part for part in _FILES if part in inner[-1][0]), None)
-        names = (function for file, function in inner if part is not None and part in file)
+        names = (function.rpartition(".")[2] for file, function in inner if part is not None and part in file)
         return next((name for name in names if name not in _WRAPPERS), "")
     if code.startswith(("from mpi4py", "import mpi4py")):
         return "MPI_Init"

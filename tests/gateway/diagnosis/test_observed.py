@@ -36,6 +36,9 @@ RECV = frame(30, "comm.Recv(halo, source=1)")
 COMPUTES = (frame(50, "step()"), frame(37, "a @ b", "exchange"))
 
 
+TORCHS = [frame(3), frame(9, "", "log.<locals>.wrapper", TORCH), frame(8, "", "all_reduce", TORCH)]
+
+
 def only(*reports: RankReport) -> Finding:
     (found,) = find_stalls(reports)
     return found
@@ -49,7 +52,7 @@ def only(*reports: RankReport) -> Finding:
         ([frame(3, "comm.Ssend(data, 1)")], "Ssend", "message"),
         ([frame(3, "from mpi4py import MPI")], "MPI_Init", "collective"),
         ([frame(3, "request.Wait()")], "Wait", "collective"),
-        ([frame(3), frame(9, "", "wrapper", TORCH), frame(8, "", "all_reduce", TORCH)], "all_reduce", "collective"),
+        (TORCHS, "all_reduce", "collective"),
         ([frame(3, "dist.recv(x)"), frame(8, "", "recv", TORCH)], "recv", "message"),
     ],
 )
