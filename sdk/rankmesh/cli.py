@@ -96,7 +96,17 @@ def agent(context: typer.Context) -> int:
     return serve(context.args, prog="rankmesh agent")
 
 
-_SERVERS: dict[str, Callable[[Any], None]] = {"run": run, "gateway": gateway, "agent": agent}
+@app.command(context_settings=_PASS_ON, short_help="Run a rank of a job that is not RankMesh's, and watch it.")
+@command
+def observe(context: typer.Context) -> int:
+    """Run a rank of another library's job, or a launcher, and watch it from outside ('rankmesh observe --help')."""
+    require_linux()
+    from rankmesh._cli.observe import main as serve
+
+    return serve(context.args)
+
+
+_SERVERS: dict[str, Callable[[Any], None]] = {"run": run, "gateway": gateway, "agent": agent, "observe": observe}
 
 app.command(short_help="Show ranks, groups, rates and operations in flight.")(status)
 app.command(short_help="Print a link to your job's dashboard.")(dashboard)

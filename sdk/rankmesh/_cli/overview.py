@@ -21,7 +21,7 @@ Finding = Mapping[str, Any]
 _OTHERS = frozenset({"suspect", "agent", "group", "call"})
 """Kinds of problems that the gateway knows without asking agents."""
 _PARTS = ("ranks", "agents", "groups", "inflight", "problems")
-_UPDATED, _SLOW = 5, 6
+_UPDATED, _SLOW, _PROCESS = 5, 6, 8
 """Places of the columns in the tables of groups and of ranks."""
 
 
@@ -175,7 +175,7 @@ def tables(overview: Overview) -> list[Table]:
     of_one = "".join(f" of {job}, epoch {epoch}" for job, epoch in jobs.items() if len(jobs) == 1)
     world = Table(
         f"Ranks{of_one}",
-        ["job", ">rank", "host", ">pid", "state", ">last heartbeat", ">slow", "agent", "reason"],
+        ["job", ">rank", "host", ">pid", "state", ">last heartbeat", ">slow", "agent", "process", "reason"],
         [
             [
                 each["job"],
@@ -186,12 +186,13 @@ def tables(overview: Overview) -> list[Table]:
                 f"{seconds(each['heartbeat_age'])} ago",
                 f"{each['slow']:.0%}" if each.get("slow", 0.0) >= SLOW else "",
                 each["member"]["http"],
+                each.get("process", ""),
                 each["reason"],
             ]
             for each in overview["ranks"]
         ],
         "none; 'rankmesh run' starts some",
-    )
+    ).without_empty_column(_PROCESS)
     others = _agent_table(overview["agents"]), group_table(overview["groups"]), inflight_table(overview["inflight"])
     return [_compact(world.without_empty_column(_SLOW)), *others]
 
