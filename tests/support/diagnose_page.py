@@ -49,8 +49,9 @@ def freeze():
 
 def remove_control_group(pid: int) -> None:
     """Remove the control group that a process has frozen itself in, once it has ended."""
-    with contextlib.suppress(OSError, TypeError):
-        Path(CONTROL_GROUPS, f"rankmesh-test-{pid}").rmdir()
+    if CONTROL_GROUPS is not None:
+        with contextlib.suppress(OSError):
+            (CONTROL_GROUPS / f"rankmesh-test-{pid}").rmdir()
 
 
 def run_script(me: Me) -> None:

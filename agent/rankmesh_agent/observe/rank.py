@@ -16,8 +16,7 @@ from rankmesh_agent.diagnostics import process
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
-from rankmesh_agent.membership.heartbeats import RankHeartbeats
+from rankmesh_agent.membership.heartbeats import HeartbeatThread, RankHeartbeats
 from rankmesh_agent.membership.join import join
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id

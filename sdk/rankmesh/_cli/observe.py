@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 from rankmesh._cli.exit_codes import OK, USAGE, print_error
 from rankmesh._launcher.signals import pdeathsig
-from rankmesh._rendezvous.launcher_env import with_master_address
-from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, KnownGateway
+from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, KnownGateway, with_master_address
 from rankmesh._rendezvous.tcp import TcpLocator
 from rankmesh_agent.config.launchers import FIRST_PORT, PORTS
 from rankmesh_agent.config.settings import Settings
