@@ -49,6 +49,7 @@ class SnapshotCall:
         error: of an ended call, the reason of its failure; empty if it succeeded.
         seconds: of an ended call, how long it took.
         nbytes: of the array.
+        algorithm: of a collective that has been planned, see docs/algorithms.md; else empty.
     """
 
     group: str
@@ -62,6 +63,7 @@ class SnapshotCall:
     error: str = ""
     seconds: float = 0.0
     nbytes: int = 0
+    algorithm: str = ""
 
 
 @dataclass
@@ -92,6 +94,7 @@ class RankSnapshot:
         core_wait_seconds: seconds that its threads were ready to run, and waited for a core.
         major_faults: how often its memory came from a disk.
         monotonic: the moment by the monotonic clock, which all processes of its host share.
+        memory_bytes: its memory in RAM; 0 if that is not known.
     """
 
     job: str
@@ -108,6 +111,7 @@ class RankSnapshot:
     core_wait_seconds: float = 0.0
     major_faults: int = 0
     monotonic: float = 0.0
+    memory_bytes: int = 0
 
 
 @dataclass
