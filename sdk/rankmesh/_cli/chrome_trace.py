@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 Details = Mapping[str, Any]
 """The JSON of RankDetails, with the records of the rank."""
 _MICROSECONDS = 1e6
+_GAP = 2e-9
+"""Seconds between two calls of one thread at least: viewers cut the microseconds of a begin to whole nanoseconds."""
 STEP = "step"
 """Operation of a record that ``mark_step`` makes."""
 
@@ -68,6 +70,17 @@ def spans_of(details: Sequence[Details]) -> list[Span]:
     return sorted(found, key=lambda span: span.begin)
 
 
+def store_waits_of(details: Sequence[Details]) -> list[Span]:
+    """Return the waits for keys of the store that are under way, as ``spans_of`` does calls."""
+    clocks, found = clocks_of(details), list[Span]()
+    for each in details:
+        at = each["snapshot"]["monotonic"] + clocks[each["host"]].ahead
+        for wait in each["snapshot"]["store_waits"]:
+            call = {"op": wait["op"], "call": f"{wait['op']}({', '.join(wait['keys'])})", "nbytes": 0, "seq": 0}
+            found.append(Span(each["rank"], at - wait["age"], at, "store", {**call, "error": "", "peer": -1}, False))
+    return found
+
+
 def since(spans: Sequence[Span], seconds: float | None, steps: int | None) -> list[Span]:
     """Return the spans of the last seconds, and of the last steps that the ranks have marked, where one is given."""
     begin = float("-inf")
@@ -84,11 +97,14 @@ def since(spans: Sequence[Span], seconds: float | None, steps: int | None) -> li
 
 
 def chrome_trace(details: Sequence[Details], spans: Sequence[Span]) -> dict[str, Any]:
-    """Return the document: a process for each rank, a thread for each group, arrows from late ranks and senders."""
+    """Return the document: a process for each rank, threads for each group, arrows from late ranks and senders.
+
+    Args:
+        details: the ranks.
+        spans: their calls, in the order of their begins.
+    """
     origin = min((span.begin for span in spans), default=0.0)
-    threads: dict[str, int] = {}
-    for span in spans:
-        threads.setdefault(span.group, len(threads))
+    threads, names = _threads(spans)
     events: list[dict[str, Any]] = []
     for each in details:
         name = f"rank {each['rank']} ({each['host']}, pid {each['pid']})"
@@ -96,19 +112,19 @@ def chrome_trace(details: Sequence[Details], spans: Sequence[Span]) -> dict[str,
         events.append(
             {"ph": "M", "name": "process_sort_index", "pid": each["rank"], "args": {"sort_index": each["rank"]}}
         )
-        for group, thread in threads.items():
-            events.append(
-                {"ph": "M", "name": "thread_name", "pid": each["rank"], "tid": thread, "args": {"name": group}}
-            )
+    for rank, thread in sorted({(span.rank, threads[id(span)]) for span in spans}):
+        events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": names[thread]}})
     uncertainty = uncertainty_of(details)
     arrows = [*_late_arrivals(spans), *_messages(spans, uncertainty)]
     waited = {id(awaiting): source for source, awaiting, kind in arrows if kind == "waits"}
     for span in spans:
-        place = {"pid": span.rank, "tid": threads[span.group], "ts": _at(span.begin, origin)}
+        place = {"pid": span.rank, "tid": threads[id(span)], "ts": _at(span.begin, origin)}
         if span.call["op"] == STEP:
             events.append({"ph": "i", "s": "p", "name": span.call["call"], **place})
             continue
         arguments = {"call": span.call["call"], "bytes": span.call["nbytes"], "number": span.call["seq"]}
+        if span.call.get("algorithm"):
+            arguments["algorithm"] = span.call["algorithm"]
         if span.call["error"]:
             arguments["error"] = span.call["error"]
         if not span.ended:
@@ -116,21 +132,38 @@ def chrome_trace(details: Sequence[Details], spans: Sequence[Span]) -> dict[str,
         if id(span) in waited:
             late = waited[id(span)]
             arguments |= {"waited for": f"rank {late.rank}", "waited": f"{(late.begin - span.begin) * 1e3:.3f} ms"}
-        duration = (span.end - span.begin) * _MICROSECONDS
+        duration = _at(span.end, span.begin)
         events.append(
             {"ph": "X", "name": span.call["op"], "cat": "rankmesh", "dur": duration, "args": arguments, **place}
         )
     for number, (source, target, kind) in enumerate(arrows):
         common = {"cat": kind, "name": kind, "id": number}
-        start = {"pid": source.rank, "tid": threads[source.group], "ts": _at(source.begin, origin)}
-        end = {"pid": target.rank, "tid": threads[target.group], "ts": _at(max(source.begin, target.begin), origin)}
+        start = {"pid": source.rank, "tid": threads[id(source)], "ts": _at(source.begin, origin)}
+        arrival = min(target.end, max(source.begin, target.begin))  # clocks of hosts may differ
+        end = {"pid": target.rank, "tid": threads[id(target)], "ts": _at(arrival, origin)}
         events += [{"ph": "s", **common, **start}, {"ph": "f", "bp": "e", **common, **end}]
     about = {"begin": origin, "clock uncertainty in seconds": uncertainty}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
+def _threads(spans: Sequence[Span]) -> tuple[dict[int, int], list[str]]:
+    """Return the thread of each span, by its id(), and the names of threads: calls of one thread may not overlap."""
+    numbers: dict[tuple[str, int], int] = {}
+    threads: dict[int, int] = {}
+    ends: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for span in spans:
+        busy = ends[span.rank, span.group]
+        free = next((number for number, end in enumerate(busy) if end + _GAP <= span.begin), len(busy))
+        if span.call["op"] == STEP:
+            free = 0
+        else:
+            busy[free : free + 1] = [span.end]
+        threads[id(span)] = numbers.setdefault((span.group, free), len(numbers))
+    return threads, [group if not number else f"{group} ({number + 1})" for group, number in numbers]
+
+
 def _at(seconds: float, origin: float) -> float:
-    return (seconds - origin) * _MICROSECONDS
+    return round((seconds - origin) * _MICROSECONDS, 3)
 
 
 def collectives_of(spans: Sequence[Span]) -> list[list[Span]]:
