@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import FAILED, NEGATIVE, CommandError
 from rankmesh._cli.tables import Table
+from rankmesh_agent.wire.printable import printable
 from rankmesh_gateway.humanize import ranks, rate, seconds, size
 
 Overview = dict[str, Any]
@@ -147,6 +148,22 @@ class Verdict:
         return [self.sentence(each) + (young if each["young"] else "") for each in self.problems]
 
 
+def fetch_status(gateway: ServiceClient, job: str = "") -> tuple[Overview, Verdict]:
+    """Return a gateway's overview and its problems; see ``fetch_overview``."""
+    overview = fetch_overview(gateway, job)
+    return overview, Verdict(fetch_diagnosis(gateway, job)["problems"], (each["job"] for each in overview["ranks"]))
+
+
+def head(overview: Overview, verdict: Verdict, url: str) -> Table:
+    """Return the gateway and its rates in a line, and the problems."""
+    gateway, rates = overview.get("gateway", {}), overview.get("rates", {})
+    title = (
+        f"gateway {url}, RankMesh {gateway.get('version', '?')}, up {seconds(gateway.get('uptime', 0.0))}; "
+        f"{rates.get('operations', 0.0):.1f} operations/s, {rate(rates.get('bytes', 0.0))}"
+    )
+    return Table(title, [], [], "\n  ".join(map(printable, verdict.sentences + verdict.remarks)) or "all is well")
+
+
 def tables(overview: Overview) -> list[Table]:
     """Return the tables of an overview."""
     jobs = {each["job"]: each["epoch"] for each in overview["ranks"]}
@@ -240,15 +257,6 @@ def inflight_table(found: Iterable[Mapping[str, Any]]) -> Table:
             ]
             for each in sorted(found, key=lambda each: -float(each["age"]))
         ],
-    )
-
-
-def summary(overview: Overview, url: str) -> str:
-    """Return the first line: the gateway, and the rates of all groups."""
-    gateway, rates = overview.get("gateway", {}), overview.get("rates", {})
-    return (
-        f"gateway {url}, RankMesh {gateway.get('version', '?')}, up {seconds(gateway.get('uptime', 0.0))}; "
-        f"{rates.get('operations', 0.0):.1f} operations/s, {rate(rates.get('bytes', 0.0))}"
     )
 
 
