@@ -187,7 +187,7 @@ def tables(overview: Overview) -> list[Table]:
         "none; 'rankmesh run' starts some",
     )
     others = _agent_table(overview["agents"]), group_table(overview["groups"]), inflight_table(overview["inflight"])
-    return [_compact(world), *others]
+    return [compact(world), *others]
 
 
 def _agent_table(agents: Iterable[Mapping[str, Any]]) -> Table:
@@ -231,7 +231,7 @@ def group_table(found: Iterable[Mapping[str, Any]]) -> Table:
             for each in found
         ],
     )
-    return _compact(table.without_empty_column(_UPDATED))
+    return compact(table.without_empty_column(_UPDATED))
 
 
 def report_age(ages: Iterable[float]) -> str:
@@ -266,7 +266,7 @@ def _span(numbers: Iterable[int]) -> str:
     return str(found[0]) if found[0] == found[-1] else f"{found[0]}-{found[-1]}"
 
 
-def _compact(table: Table) -> Table:
+def compact(table: Table) -> Table:
     """Return a table without an empty last column, and without the job column if all rows share a job."""
     table = table.without_empty_column()
     if len({row[0] for row in table.rows}) != 1:

@@ -17,7 +17,7 @@ from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import UNREACHABLE, CommandError
 from rankmesh._cli.lateness import usage_of
 from rankmesh._cli.options import PATIENCE
-from rankmesh._cli.overview import Overview, Verdict, fetch_snapshots, fetch_status, head, tables
+from rankmesh._cli.overview import Overview, Verdict, compact, fetch_snapshots, fetch_status, head, tables
 from rankmesh._cli.stacks import Details, stack_lines
 from rankmesh._cli.tables import Table, lines
 from rankmesh_agent.wire.printable import printable, printable_lines
@@ -32,12 +32,16 @@ _KEYS = f"sort by {', '.join(f'{key} {name}' for key, name in _ORDERS.items())};
 _LEAST_ROWS = 3
 
 
+RankKey = tuple[str, int, int]
+"""A rank: its job, epoch and number."""
+
+
 class Look(NamedTuple):
-    """The answers of a gateway at one moment; the ranks by job and number, or the reason why they are not shown."""
+    """The answers of a gateway at one moment; the ranks, or the reason why they are not shown."""
 
     overview: Overview
     verdict: Verdict
-    ranks: Mapping[tuple[str, int], Details]
+    ranks: Mapping[RankKey, Details]
     refusal: str = ""
 
 
@@ -70,8 +74,9 @@ def live(service: ServiceClient, job: str, first: tuple[Overview, Verdict], inte
 
 
 def _ask(looks: SimpleQueue[Look | Exception], service: ServiceClient, job: str, interval: float) -> None:
-    """Ask a gateway again and again."""
+    """Ask a gateway again and again, at most half of the time: it asks the agents of all ranks."""
     while True:
+        begun = time.monotonic()
         try:
             found, refusal = [], ""
             overview, verdict = fetch_status(service, job)
@@ -79,10 +84,11 @@ def _ask(looks: SimpleQueue[Look | Exception], service: ServiceClient, job: str,
                 found = fetch_snapshots(service, job, PATIENCE)
             except CommandError as error:  # of a credential that may not see stacks
                 refusal = str(error)
-            looks.put(Look(overview, verdict, {(each["job"], each["rank"]): each for each in found}, refusal))
+            ranks = {(each["job"], each["epoch"], each["rank"]): each for each in found}
+            looks.put(Look(overview, verdict, ranks, refusal))
         except Exception as error:
             looks.put(error)
-        time.sleep(interval)
+        time.sleep(max(interval, time.monotonic() - begun))
 
 
 class Screen:
@@ -98,8 +104,8 @@ class Screen:
         self._url, self._remark = url, ""
         self._before = look.ranks
         self._order, self._place = "r", 0
-        self._ranks: list[tuple[str, int]] = []
-        self._stack: tuple[str, int] | None = None
+        self._ranks: list[RankKey] = []
+        self._stack: RankKey | None = None
 
     def take(self, look: Look | Exception) -> None:
         """Show the next look; raise an error, unless it is that the gateway does not answer."""
@@ -138,26 +144,24 @@ class Screen:
     def _table(self, world: Table, room: int, *, keys: bool) -> Table:
         rows = []
         for each in self.look.overview["ranks"]:
-            member, key = each["member"], (each["job"], each["member"]["rank"])
+            member, key = each["member"], (each["job"], each["epoch"], each["member"]["rank"])
             values, doing = _use(self.look.ranks.get(key), self._before.get(key))
             texts = [text(values[name]) if name in values else "" for name, text in _TEXTS.items()]
-            number = "?" if key[1] < 0 else str(key[1])
+            number = "?" if member["rank"] < 0 else str(member["rank"])
             cells = [number, member["host"], str(member["pid"]), each["state"], *texts, each["reason"] or doing]
             rows.append((-values.get(_ORDERS[self._order], -1.0), key, cells))
         rows.sort(key=lambda row: row[:2])
         self._ranks = [key for _, key, _ in rows]
         begin = max(0, min(self._place - room // 2, len(rows) - room))
-        several = len({job for job, _ in self._ranks}) > 1
-        columns = ["", *["job"] * several, ">rank", "host", ">pid", "state", *(f">{name}" for name in _TEXTS), "at"]
-        marks = [">" if keys and number == self._place else "" for number in range(len(rows))]
-        marked = [[mark, *[key[0]] * several, *cells] for mark, (_, key, cells) in zip(marks, rows, strict=True)]
-        return Table(world.title, columns, marked[begin : begin + room], world.empty)
+        marked = [[job, ">" * (keys and at == self._place), *cells] for at, (_, (job, *_), cells) in enumerate(rows)]
+        columns = ["job", "", ">rank", "host", ">pid", "state", *(f">{name}" for name in _TEXTS), "at"]
+        return compact(Table(world.title, columns, marked[begin : begin + room], world.empty))
 
 
 def _use(details: Details | None, before: Details | None) -> tuple[dict[str, float], str]:
     """Return what a rank uses, by column, and where it is: in a call, or in a line of the user's code."""
     if details is None or (snapshot := details["snapshot"]) is None:
-        return {}, "" if details is None else details["error"]
+        return {}, "" if details is None else "; ".join(filter(None, (details["error"], details["place"])))
     found: dict[str, float] = {"memory": snapshot.get("memory_bytes", 0)}
     past = before["snapshot"] if before is not None and before["pid"] == details["pid"] else None
     if past is not None and before is not None and "monotonic" in past:
