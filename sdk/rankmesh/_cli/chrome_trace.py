@@ -139,8 +139,7 @@ def chrome_trace(details: Sequence[Details], spans: Sequence[Span]) -> dict[str,
     for number, (source, target, kind) in enumerate(arrows):
         common = {"cat": kind, "name": kind, "id": number}
         start = {"pid": source.rank, "tid": threads[id(source)], "ts": _at(source.begin, origin)}
-        arrival = min(target.end, max(source.begin, target.begin))  # clocks of hosts may differ
-        end = {"pid": target.rank, "tid": threads[id(target)], "ts": _at(arrival, origin)}
+        end = {"pid": target.rank, "tid": threads[id(target)], "ts": _at(max(source.begin, target.begin), origin)}
         events += [{"ph": "s", **common, **start}, {"ph": "f", "bp": "e", **common, **end}]
     about = {"begin": origin, "clock uncertainty in seconds": uncertainty}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
@@ -196,4 +195,5 @@ def _messages(spans: Sequence[Span], uncertainty: float) -> Iterator[tuple[Span,
             before = [send for send in sent[key] if send.begin <= span.end + uncertainty]
             if before:
                 sent[key].remove(before[-1])
-                yield before[-1], span, "message"
+                if before[-1].begin <= span.end:  # by clocks that differ it may have come before, as no arrow can
+                    yield before[-1], span, "message"
