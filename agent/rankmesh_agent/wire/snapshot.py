@@ -51,6 +51,7 @@ class SnapshotCall:
         error: of an ended call, the reason of its failure; empty if it succeeded.
         seconds: of an ended call, how long it took.
         nbytes: of the array.
+        algorithm: of a collective that has been planned, see docs/algorithms.md; else empty.
     """
 
     group: str
@@ -64,6 +65,7 @@ class SnapshotCall:
     error: str = ""
     seconds: float = 0.0
     nbytes: int = 0
+    algorithm: str = ""
 
 
 @dataclass
@@ -91,9 +93,11 @@ class RankSnapshot:
         stacks: stacks of all threads.
         clock: seconds that the process has run.
         cpu_seconds: seconds of CPU time that its threads have used.
+        core_wait_seconds: seconds that its main thread was ready to run, and waited for a core.
         monotonic: the moment by the monotonic clock, which all processes of its host share.
         unchanged: of an observed rank, whose calls are not known, seconds for which each look at its main thread has
             found the same stack; None of others.
+        memory_bytes: its memory in RAM; 0 if that is not known.
     """
 
     job: str
@@ -107,8 +111,10 @@ class RankSnapshot:
     stacks: list[ThreadStack] = field(default_factory=list)
     clock: float = 0.0
     cpu_seconds: float = 0.0
+    core_wait_seconds: float = 0.0
     monotonic: float = 0.0
     unchanged: float | None = None
+    memory_bytes: int = 0
 
 
 @dataclass
