@@ -209,7 +209,7 @@ class RendezvousState:
             self.attempt, self._restarts, self.reason, self.change = beat.attempt, beat.restarts, "", None
             self._size = beat.attempt_nodes or beat.nodes
             self._first_end = None
-        if beat.attempt == self.attempt and beat.node != NO_NODE:
+        if beat.attempt == self.attempt:
             self._members[beat.instance] = beat.node
 
     def _on_stop(self, launcher: _Launcher) -> None:
