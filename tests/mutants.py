@@ -88,7 +88,7 @@ FAULTS = [
     # Calls of a group, in order
     Fault(GROUP + "call_queue.py", "and not self._queued and self._turn.acquire(False):", "and self._turn.acquire(False):", "agent/group/test_call_queue.py agent/group/test_work.py", "a call overtakes those in the queue"),
     # State of a group
-    Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure, ", "            if True:\n                self.failure, ", "agent/group agent/progress sdk/test_failure.py", "a later failure hides the first"),
+    Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure, ", "            if True:\n                self.failure, ", "agent/group agent/progress sdk/test_failures.py", "a later failure hides the first"),
     # Arrays on GPUs
     Fault(CALLS + "p2p.py", "for one in sorted(p2p_op_list, key=lambda one: sorted((me, me if one.group_peer is None else one.group_peer))):", "for one in p2p_op_list:", "gpu/test_multigpu.py", "pairs of ranks wait for each other in a circle"),
     Fault(GPU + "watchdog.py", "            if launch.ended:", "            if True:", "agent/gpu gpu/test_streams.py", "futures complete before the GPU has"),
