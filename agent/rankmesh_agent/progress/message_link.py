@@ -185,12 +185,17 @@ class MessageLink(DirectLink):
 
     def _wait_for_all(self, arrivals: Collection[int], pending_sends: list[tuple[int, Transfer]]) -> None:
         expected = len(self._others)
+
+        def missing() -> list[int]:
+            unsent = {member for member, transfer in pending_sends if not transfer.done}  # it may have left meanwhile
+            return [member for member in self._others if member not in arrivals or member in unsent]
+
         self._wait(
             lambda: (
                 self._mismatched == self._seq
                 or (len(arrivals) == expected and all(transfer.done for _, transfer in pending_sends))
             ),
-            lambda: [member for member in self._others if member not in arrivals],
+            missing,
         )
 
     def step(self, to: int | None, payload: Payload, source: int | None) -> Payload:
