@@ -214,6 +214,14 @@ def algorithm(
     )
 
 
+def name_of(algorithm: Algorithm) -> str:
+    """Return the name of an algorithm of the table, as docs/algorithms.md has it; empty for any other function."""
+    module = getattr(algorithm, "__module__", "").rpartition(".")
+    if module[0] != __name__.rpartition(".")[0]:
+        return ""
+    return f"{module[2]}.{algorithm.__name__}" if algorithm in HIERARCHICAL else algorithm.__name__
+
+
 def algorithms(
     kind: OpType, medium: Medium, slot_bytes: int | None = None, size: int = 1
 ) -> list[tuple[float, Algorithm]]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rankmesh_agent import native
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.collectives.reduction import check_op
-from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.collectives.select import Algorithm, name_of
 from rankmesh_agent.group.flight_recorder import Record, error_text
 from rankmesh_agent.group.native_calls import NativeCalls, Submit
 from rankmesh_agent.group.options import Options
@@ -188,6 +188,10 @@ class CallQueue:
         return ([] if active is None else [active]) + [
             (state, call, seq, since, None, "", nbytes) for call, seq, since, nbytes in waiting
         ]
+
+    def algorithms(self) -> dict[Call, str]:
+        """Return the names of the algorithms of the calls that have a plan. For any thread."""
+        return {plan.call: name_of(plan.algorithm) for plan in self._plans.copy().values()}
 
     def execute(
         self,

@@ -22,7 +22,7 @@ from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError
-from rankmesh_agent.wire.ops import OpType, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, GroupInfo
 from rankmesh_agent.wire.stats import OpStats
 
@@ -185,6 +185,10 @@ class Communicator(ABC):
     def active_records(self) -> list[Record]:
         """Return the group's calls and messages that have not ended."""
         return [record for each in self.recorded() for record in each.active_records()]
+
+    def algorithms(self) -> Mapping[Call, str]:
+        """Return the names of the algorithms of calls, as far as they are known."""
+        return self.queue.algorithms()
 
     def op_stats(self) -> Mapping[str, OpStats]:
         """Return the group's statistics, by operation."""

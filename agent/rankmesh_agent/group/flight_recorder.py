@@ -95,6 +95,9 @@ class RecordedGroup(RecordedCalls, Protocol):
     def state(self) -> RecordOwner:
         """The group, as its records name it."""
 
+    def algorithms(self) -> Mapping[Call, str]:
+        """Return the names of the algorithms of calls, as far as they are known. For any thread."""
+
 
 class FlightRecorder:
     """One process's flight recorder, and the statistics of its groups.
@@ -196,6 +199,11 @@ class FlightRecorder:
         with self._lock:
             active = [record for group in self._groups for record in group.active_records()]
             return [group.state for group in self._groups], active, list(self.latest.copy())
+
+    def algorithms(self) -> dict[str, Mapping[Call, str]]:
+        """Return the names of the algorithms of calls, by the groups' ids."""
+        with self._lock:
+            return {group.state.id: group.algorithms() for group in self._groups}
 
     def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:
         """Return the records: of the calls that have ended, in that order, then of those that have not.

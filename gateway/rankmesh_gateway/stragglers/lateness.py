@@ -124,9 +124,9 @@ def _late(
     found = []
     losses = {first: sum(late for _, late in times) for first, times in lasts.items()}
     for first, times in lasts.items():
-        lost, (_, others) = losses[first], _compared(losses, [first])
+        lost, (_, usual) = losses[first], _compared(losses, [first])
         longest = max((late for _, late in times), default=0.0)
-        if lost - longest >= least * seconds and lost >= _MORE * others:
+        if lost - longest >= least * seconds and lost >= _MORE * usual:
             begun = next(at for at, late in times if late >= lost / len(times) / 2)
             late, why = median(late for _, late in times), _why(units[first], spans, usage, lost / len(calls))
             found.append(Straggler("", units[first], lost / seconds, len(times), len(calls), late, end - begun, why))

@@ -111,7 +111,8 @@ class HostedGateway:
                 "shm_dir": settings.shm_dir,
                 "level": _log.getEffectiveLevel(),
             }
-            self._process = _start(listener.fileno())
+            place = {"RANKMESH_GATEWAY": url, "RANKMESH_JOB": settings.job, "RANK": str(settings.rank or 0)}
+            self._process = _start(listener.fileno(), place)
         assert self._process.stdin is not None
         close_in_children(self._process.stdin)  # by the pipe's end the gateway knows that this process has ended
         with contextlib.suppress(BrokenPipeError):  # it has ended already, with a reason
@@ -172,9 +173,9 @@ def _document(line: bytes) -> object:
         return None
 
 
-def _start(listener: int) -> subprocess.Popen[bytes]:
-    """Start the gateway's process, with this one's modules."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
+def _start(listener: int, place: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start the gateway's process, with this one's modules; commands find the job by the variables of its place."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)} | place
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "rankmesh_gateway.child"],

@@ -70,8 +70,8 @@ def be_reached_through_a_relay(me: Me, slow: int) -> None:
     """Be a rank of a job over TCP; the ranks above ``slow`` connect to it through the test's relay."""
     listen = TcpTransport.listen
 
-    def behind_relay(self: TcpTransport, address: str) -> TcpListener:
-        listener, host = listen(self, address), address.rpartition(":")[0]
+    def behind_relay(self: TcpTransport, host: str) -> TcpListener:
+        listener = listen(self, host)
         (me.folder / "port").write_text(listener.address.rpartition(":")[2])
         me.mark("listens")
         me.wait_for("relayed")
