@@ -61,11 +61,7 @@ class MessageLink(DirectLink):
 
     Each method that waits for arrivals raises CallMismatchError if the ranks have made different calls.
 
-    Args:
-        ranks: global ranks of the members, by group rank.
-
     Attributes:
-        calls: the latest calls that the ranks have reported.
         launches: the same of the calls that run on GPUs, at which a rank does not wait for the others.
         describe: returns the call under way in words.
         departed: the global ranks that have left the group.
