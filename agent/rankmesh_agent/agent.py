@@ -50,7 +50,6 @@ class Agent:
     """One rank of a job, from the join to the end.
 
     Args:
-        settings, find_gateway, terms, host: see JobMembership.
         http: the HTTP server; it outlives the agent. If left out, the agent starts one of its own.
 
     Attributes:
@@ -92,7 +91,7 @@ class Agent:
             job = self._job = JobMembership(settings, find_gateway, terms, host, http)
             undo.callback(job.close)
             undo.callback(job.heartbeats.stop)
-            undo.push(self._leave_without_world)
+            undo.push(job.leaving_after("it could not set up the world group"))
             self.member, self.members, self.engine = job.member, job.members, job.engine
             self.group_registry = GroupRegistry(job, settings, self.recorder)
             terms.check_store(job.store)
@@ -134,10 +133,6 @@ class Agent:
         member = self.members.get(attached_rank(client.attachment))
         return process.view(member.pid, 1.0) if member is not None and member.host_id == self.member.host_id else None
 
-    def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            self._job.leave_after_error("it could not set up the world group", error)
-
     @property
     def failed_ranks(self) -> list[int]:
         """The other ranks of the job that the first failure names."""
@@ -165,7 +160,6 @@ class Agent:
         Args:
             world_size: ranks in the larger world.
             seconds: time limit.
-            check: see JoinTerms.
 
         Raises:
             JoinTimeoutError: ranks or waiting processes are missing; names them.

@@ -87,6 +87,11 @@ def _ran(pid: int) -> float:
     return sum(int(text.split()[0]) for text in texts if text) * 1e-9
 
 
+def memory_bytes() -> int:
+    """Return the memory in RAM of this process; 0 if it cannot be read."""
+    return int((_read("self", "statm") or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def _swap_bytes(pid: int) -> int:
     lines = (line.split() for line in _read(pid, "status").splitlines() if line.startswith("VmSwap:"))
     found = next((int(words[1]) << 10 for words in lines), 0)

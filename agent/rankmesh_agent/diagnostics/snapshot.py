@@ -7,10 +7,11 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rankmesh_agent.diagnostics.process import memory_bytes, own_usage
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
 from rankmesh_agent.net.stream import FramedStream
@@ -57,7 +58,11 @@ def snapshot(
 ) -> RankSnapshot:
     """Return the snapshot of a rank; for the arguments see RankSnapshot and ``add_calls``."""
     found = RankSnapshot(job, epoch, rank, attached, stacks=stacks(), clock=_clock(), cpu_seconds=time.process_time())
-    found.monotonic = time.monotonic()
+    found.monotonic, found.memory_bytes, found.core_wait_seconds = (
+        time.monotonic(),
+        memory_bytes(),
+        own_usage().core_wait,
+    )
     add_calls(found, recorder, awaited, store_waits, found.monotonic, max_ended)
     return found
 
@@ -93,6 +98,7 @@ def add_calls(
         max_ended: maximum number of ended calls of a group.
     """
     groups, active, records = recorder.snapshot()
+    algorithms = recorder.algorithms()
     found.groups += [SnapshotGroup(group.id, group.name, list(group.ranks), group.seq) for group in groups]
     failed_since = [record for record in records if _has_failed_since(record, at)]
     in_flight: dict[object, Record] = {}
@@ -104,7 +110,7 @@ def add_calls(
             in_flight[key] = record
     for record in list(in_flight.values())[:MAX_CALLS]:
         begin = record[_BEGIN]
-        call = _call(record, at - begin)
+        call = _call(record, at - begin, algorithms)
         call.awaited = call.peer is None or begin in awaited
         found.calls.append(call)
     since = set(map(id, failed_since))
@@ -114,7 +120,7 @@ def add_calls(
             latest[record[0].id].append(record)
     for record in (record for records in latest.values() for record in records):
         _, _, _, begin, end, error, _ = record
-        call = _call(record, at - (end or at))
+        call = _call(record, at - (end or at), algorithms)
         call.error, call.seconds = error[:_MAX_ERROR_CHARACTERS], (end or begin) - begin
         found.ended.append(call)
     found.store_waits += [
@@ -130,10 +136,12 @@ def _has_failed_since(record: Record, at: float) -> bool:
     return bool(error) and (end or at) >= at
 
 
-def _call(record: Record, age: float) -> SnapshotCall:
+def _call(record: Record, age: float, algorithms: Mapping[str, Mapping[Call, str]]) -> SnapshotCall:
     owner, what, seq = record[:3]
     found = SnapshotCall(owner.id, seq, op_name(what), describe(record), max(0.0, age), nbytes=record[-1])
-    if not isinstance(what, Call):
+    if isinstance(what, Call):
+        found.algorithm = algorithms.get(owner.id, {}).get(what, "")
+    else:
         _, _, _, found.peer, found.tag = what
     return found
 

@@ -217,12 +217,7 @@ class Epoch:
         ]
 
     def summary(self, now: float, time_now: float) -> JobInfo:
-        """Return the state of the world as a whole.
-
-        Args:
-            now: the clock.
-            time_now: seconds since 1970.
-        """
+        """Return the state of the world as a whole; ``time_now``: seconds since 1970."""
         ranks: Mapping[str, int] = collections.Counter(record.state(now) for record in self.all_records())
         since = time_now - (now - (self.since if self.since is not None else now))
         state = self._state(ranks)
@@ -239,12 +234,7 @@ class Epoch:
         return "failed" if ranks.get("failed") else "ended"
 
     def start(self, now: float, interval: float) -> None:
-        """Assign the missing ranks, and count all as just seen: heartbeats are expected from now on.
-
-        Args:
-            now: the clock.
-            interval: seconds between the heartbeats of a rank.
-        """
+        """Assign the missing ranks, and count all as just seen: heartbeats are expected from now on."""
         if self.unassigned:
             for rank, record in zip(self.missing(), self.unassigned.values(), strict=True):
                 record.member = replace(record.member, rank=rank)
@@ -262,11 +252,6 @@ class Epoch:
 
     def report_lost(self, reporter: RankRecord, lost: list[LostRank], *, more: bool) -> list[RankRecord]:
         """Record which ranks another one reports lost; a repeated report changes nothing.
-
-        Args:
-            reporter: the rank that reports them.
-            lost: the lost ranks.
-            more: whether it has reported others before, which are lost, too.
 
         Returns:
             The ranks that have failed by this report.

@@ -27,11 +27,7 @@ _STATE_EVENTS: dict[RankState, EventKind] = {
 
 
 class EventWriter:
-    """Writes the events of jobs.
-
-    Args:
-        log: the event log.
-    """
+    """Writes the events of jobs."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -102,13 +98,7 @@ class EventWriter:
             self._rank_event(_STATE_EVENTS[state], detail, epoch, record, at)
 
     def group_changes(self, epoch: Epoch, reported: Iterable[GroupInfo], ended: Iterable[GroupInfo]) -> None:
-        """Log the groups that a rank's report creates, fails or ends.
-
-        Args:
-            epoch: the rank's epoch.
-            reported: the groups of the report.
-            ended: the groups that the rank no longer has.
-        """
+        """Log the groups that a rank's report creates, fails or ends."""
         for group in reported:
             ranks = epoch.groups.ranks(group.id)
             if ranks is not None and group.id not in epoch.logged_groups:
@@ -124,13 +114,7 @@ class EventWriter:
                 epoch.groups.drop(group.id, epoch.records)
 
     def held_up_calls(self, epoch: Epoch, calls: Iterable[GroupInFlight], now: float) -> None:
-        """Log the calls that have come to be held up, and those that were and have ended.
-
-        Args:
-            epoch: their epoch.
-            calls: its calls in flight.
-            now: the clock.
-        """
+        """Log the calls that have come to be held up, and those that were and have ended."""
         present = {(call.group, call.seq): call for call in calls}
         for key in epoch.logged_calls.keys() - present.keys():
             began, call = epoch.logged_calls.pop(key)

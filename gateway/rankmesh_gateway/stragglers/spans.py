@@ -64,6 +64,17 @@ def spans_of(details: Sequence[RankDetails]) -> list[Span]:
     return sorted(found, key=lambda span: span.begin)
 
 
+def store_waits_of(details: Sequence[RankDetails]) -> list[Span]:
+    """Return the waits for keys of the store that are under way, as ``spans_of`` does calls."""
+    clocks, found = clocks_of(details), list[Span]()
+    for each, snapshot in _answers(details):
+        at = snapshot.monotonic + clocks[each.host].ahead
+        for wait in snapshot.store_waits:
+            call = SnapshotCall("store", 0, wait.op, f"{wait.op}({', '.join(wait.keys)})", wait.age, peer=-1)
+            found.append(Span(each.rank, at - wait.age, at, "store", call, False))
+    return found
+
+
 def since(spans: Sequence[Span], seconds: float | None, steps: int | None) -> list[Span]:
     """Return the spans of the last seconds, and of the last steps that the ranks have marked, where one is given."""
     begin = float("-inf")

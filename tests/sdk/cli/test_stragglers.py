@@ -14,8 +14,7 @@ from support.processes import Ranks, wait_until
 from support.relay import relayed
 
 import rankmesh as dist
-from rankmesh_agent.transports.selection import TransportSelector
-from rankmesh_agent.transports.tcp import TcpListener
+from rankmesh_agent.transports.tcp import TcpListener, TcpTransport
 
 
 def be_slow(me: Me) -> None:
@@ -69,9 +68,9 @@ def test_the_slow_rank_of_a_job(ranks: Ranks):
 
 def be_reached_through_a_relay(me: Me, slow: int) -> None:
     """Be a rank of a job over TCP; the ranks above ``slow`` connect to it through the test's relay."""
-    listen = TransportSelector.listen
+    listen = TcpTransport.listen
 
-    def behind_relay(self: TransportSelector, host: str) -> TcpListener:
+    def behind_relay(self: TcpTransport, host: str) -> TcpListener:
         listener = listen(self, host)
         (me.folder / "port").write_text(listener.address.rpartition(":")[2])
         me.mark("listens")
@@ -80,7 +79,7 @@ def be_reached_through_a_relay(me: Me, slow: int) -> None:
         return listener
 
     if me.rank == slow:
-        TransportSelector.listen = behind_relay  # type: ignore[method-assign]
+        TcpTransport.listen = behind_relay  # type: ignore[method-assign]
     dist.init_process_group()
     over, data, stop = dist.get_default_store(), np.ones(1000, np.float32), np.zeros(1, np.int32)
     while not stop[0]:
