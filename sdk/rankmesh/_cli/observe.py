@@ -33,7 +33,10 @@ _SEARCH_SECONDS = 0.5
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command, or watch processes; return the command's exit code, or end by its signal."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.command:
+        parser.error(f"give {'the ids of processes' if options.pid else 'a command'}")
     if options.pid:
         return _watch(options)
     try:
