@@ -240,8 +240,8 @@ async def test_values_are_bytes(operations):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_arrays_have_two_forms_and_parameters_the_names_of_torch(operations, call):
-    forms = {"application/x-npy", "application/octet-stream"}
+def test_arrays_have_three_forms_and_parameters_the_names_of_torch(operations, call):
+    forms = {"application/x-npy", "application/octet-stream", "application/json"}
     operation = operations["post", f"{GROUP}/{call}"]
     assert set(operation.get("requestBody", {}).get("content", {})) == (set() if call == "barrier" else forms)
     given = operation["responses"].get("200")
