@@ -31,7 +31,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast coverage test-attached test-sanitized test-torch test-torch-suite test-torch-versions test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: demo test test-fast coverage test-attached test-sanitized test-torch test-torch-suite test-torch-versions test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz mutate check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -116,6 +116,10 @@ test-faults: $(VENV)/.dev  ## Kill, stop and disturb ranks SEEDS times; ends wit
 # ARGS="--kind shrink --rounds 5" runs a part; ARGS="--page FILE" writes the table of docs/elastic.md from --json FILE.
 test-recovery: $(VENV)/.dev  ## Kill ranks of a training, which goes on; ends with a table of the seconds to the next step
 	PYTHONPATH=tests $(BIN)/python -m faults.recovery $(ARGS)
+
+# ARGS="--sites 400 --seed 2 --rooms 'agent/(store|group)'" is another sample; --processes adds tests that start ranks.
+mutate: $(VENV)/.dev  ## Change an operator in 100 places, one at a time; the share that tests notice, by room
+	$(BIN)/python -m tools.mutate $(ARGS)
 
 test-fuzz: $(VENV)/.dev  ## Send 50,000 sequences of mutated frames to each binary protocol, and 100 requests to each endpoint
 	RANKMESH_FUZZ_EXAMPLES=50000 RANKMESH_HTTP_EXAMPLES=100 \

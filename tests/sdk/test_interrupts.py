@@ -17,7 +17,7 @@ import pytest
 from support.processes import Me, Ranks
 
 import rankmesh as dist
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
+from rankmesh_agent.membership.heartbeats import HeartbeatThread
 
 pytestmark = pytest.mark.processes
 

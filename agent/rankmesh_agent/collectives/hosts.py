@@ -37,7 +37,6 @@ class LeaderLink(Link):
     """The Link among one rank of each host, numbered by host.
 
     Args:
-        link: messages among all members.
         leaders: the rank of each host; the other ranks may not use this link.
         host: number of this rank's host.
     """
@@ -77,12 +76,9 @@ class HierarchicalLink:
     rank on their hosts form a *rail*, which carries an equal part of the bytes. Other ranks send no long arrays.
 
     Args:
-        link: messages among all members.
         local: shared memory of this host's members, in their order; of this rank alone if it is the only member there.
-        layout: group ranks on each host.
 
     Attributes:
-        rank, size: see Link.
         host: number of this rank's host.
         local_ranks: group ranks on this host.
         local_rank: position of this rank in ``local_ranks``, and its rank in ``local``.

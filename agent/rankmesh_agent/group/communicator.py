@@ -41,19 +41,12 @@ class Communicator(ABC):
 
     Args:
         group: id of the group, equal at all members.
-        name: name of the group.
         ranks: ranks of the members in the job, by group rank.
-        rank: this process's rank in the job.
         timeout: default seconds a call may take; ``set_timeout`` changes it.
 
     Attributes:
-        id: of the group.
-        rank: this process's group rank.
-        size: number of members.
         batch: records the collectives of a thread in place of ``submit``; None while all are executed.
         default_options: options of a synchronous call without any of its own; has the default timeout.
-        state: failure state of the group.
-        queue: the group's calls.
     """
 
     state: GroupState
@@ -155,7 +148,6 @@ class Communicator(ABC):
 
         Args:
             name: the name that ``get_backend()`` returns.
-            engine: see CustomBackend.
         """
         raise DistBackendError(f"no engine can execute the calls of group {self.name!r}")
 
@@ -170,12 +162,7 @@ class Communicator(ABC):
         self.state.abort(error)
 
     def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
-        """Return the error of a wait for members of which one is lost, None as far as all are there.
-
-        Args:
-            members: group ranks that a call waits for.
-            during: description of the call.
-        """
+        """Return the error of a wait for members of which one is lost, None as far as all are there."""
         return None
 
     @abstractmethod

@@ -327,10 +327,7 @@ def _names_at(address: Any) -> list[str]:
     if settings.cert:
         context.load_cert_chain(settings.cert, settings.key)
     try:
-        with (
-            socket.create_connection(address[:2], _NAMES_SECONDS) as sock,
-            context.wrap_socket(sock) as secured,
-        ):
+        with socket.create_connection(address[:2], _NAMES_SECONDS) as sock, context.wrap_socket(sock) as secured:
             certificate = secured.getpeercert() or {}
     except OSError:
         return []

@@ -62,10 +62,7 @@ class MessageLink(DirectLink):
     Each method that waits for arrivals raises CallMismatchError if the ranks have made different calls.
 
     Args:
-        engine: the progress engine.
-        group: id of the group.
         ranks: global ranks of the members, by group rank.
-        rank: this process's group rank.
 
     Attributes:
         calls: the latest calls that the ranks have reported.
@@ -393,10 +390,7 @@ class MessageLink(DirectLink):
         return [sent for member in self._others for sent in self._send_arrival(part, (member,), payloads[member])]
 
     def start(
-        self,
-        sends: Sequence[tuple[int, memoryview]],
-        receives: Sequence[tuple[int, memoryview]],
-        arrival: bytes = b"",
+        self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]], arrival: bytes = b""
     ) -> list[tuple[int, Transfer]]:
         """Begin to send and receive; see Link.start. A frame ``arrival`` precedes each message."""
         pending_sends: list[tuple[int, Transfer]] = []

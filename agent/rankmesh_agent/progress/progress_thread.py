@@ -28,7 +28,6 @@ class ProgressThread:
     alternate on the lock and the interpreter at every message are slower than one.
 
     Args:
-        engine: the progress engine.
         sinks: the sinks of its groups, by epoch and group.
 
     Attributes:

@@ -104,8 +104,6 @@ class WaitGraph(FrameSink):
         for.
 
         Args:
-            ranks: the ranks that the call waits for.
-            group: its group's id.
             seq: number of the collective, -1 for a message.
             since: when the call began.
         """

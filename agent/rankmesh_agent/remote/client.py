@@ -150,13 +150,7 @@ class AgentClient:
         return joined
 
     def ask(
-        self,
-        request: Request[R],
-        seconds: float = 0.0,
-        *,
-        up: Views = (),
-        down: Views = (),
-        in_place: bool = False,
+        self, request: Request[R], seconds: float = 0.0, *, up: Views = (), down: Views = (), in_place: bool = False
     ) -> R:
         """Send a request, which may take ``seconds``, over a stream of the pool; return its result.
 

@@ -113,7 +113,6 @@ class Mapping:
 
     Args:
         descriptor: the file's descriptor, which this object closes; -1 for memory of this process alone.
-        size: its size in bytes.
         path: the file's, if this process has created it.
 
     Attributes:
@@ -171,11 +170,6 @@ class Mapping:
     @classmethod
     def open(cls, directory: str, name: str, size: int) -> Mapping:
         """Map a file that another process has created.
-
-        Args:
-            directory: the directory of the file.
-            name: ``name`` of the creator's mapping.
-            size: the file's size in bytes.
 
         Raises:
             DistNetworkError: the file does not exist here, or differs from its announcement.
@@ -241,10 +235,6 @@ def make_private(address: int, nbytes: int) -> bool:
 
     Other processes' writes do not reach them from then on. A write of another thread of this process that comes
     meanwhile may be lost.
-
-    Args:
-        address: of the first page.
-        nbytes: bytes of the pages.
 
     Returns:
         Whether the pages have their contents; they are zero if there is no memory for a copy.

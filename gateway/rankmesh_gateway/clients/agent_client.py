@@ -45,9 +45,6 @@ class AgentClient:
     """Sends requests to agents.
 
     Each request has connections of its own, closed after it: requests are rare, and agents come and go.
-
-    Args:
-        token: the gateway's token.
     """
 
     def __init__(self, token: str = "") -> None:
@@ -66,11 +63,6 @@ class AgentClient:
         """Send the same request to several agents at once.
 
         Args:
-            method: ``"GET"``, ``"POST"``, ``"DELETE"``.
-            urls: the URLs, by rank.
-            document: the body, sent as JSON unless it is None.
-            job: the agents' job, whose credential the requests have.
-            seconds: limit for each reply.
             all_or_none: whether one failure makes the other replies useless: those that have not come by then are
                 left out.
 

@@ -24,8 +24,6 @@ class Case(NamedTuple):
 
     Attributes:
         call: carries it out once.
-        result: the array that it changes at this rank.
-        expected: the elements of that array after one call.
         bus: bytes that each rank sends per byte of the size.
     """
 
@@ -60,11 +58,7 @@ def case(op: str, nbytes: int, rank: int, size: int) -> Case:
 
 
 def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
-    """Measure an operation; collective over all ranks.
-
-    Raises:
-        ArithmeticError: the result is wrong.
-    """
+    """Measure an operation; collective over all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     prepared = case(op, nbytes, rank, size)
     prepared.call()

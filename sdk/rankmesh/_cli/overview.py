@@ -9,8 +9,11 @@ from urllib.parse import urlencode
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import FAILED, NEGATIVE, CommandError
 from rankmesh._cli.tables import Table
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.printable import printable
 from rankmesh_gateway.humanize import ranks, rate, seconds, size
+from rankmesh_gateway.schemas import StragglerReport
+from rankmesh_gateway.stragglers.scores import SLOW
 
 Overview = dict[str, Any]
 Finding = Mapping[str, Any]
@@ -19,8 +22,8 @@ Finding = Mapping[str, Any]
 _OTHERS = frozenset({"suspect", "agent", "group", "call"})
 """Kinds of problems that the gateway knows without asking agents."""
 _PARTS = ("ranks", "agents", "groups", "inflight", "problems")
-_UPDATED = 5
-"""Place of the column in the table of groups."""
+_UPDATED, _SLOW, _PROCESS = 5, 6, 8
+"""Places of the columns in the tables of groups and of ranks."""
 
 
 def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
@@ -105,6 +108,25 @@ def fetch_snapshots(
     return found
 
 
+def fetch_stragglers(gateway: ServiceClient, job: str, seconds: float, patience: float) -> StragglerReport:
+    """Return which ranks make the others wait.
+
+    Args:
+        gateway: client of the gateway.
+        job: only this job, if not empty.
+        seconds: only the calls of the last seconds count.
+        patience: seconds in which an agent must answer.
+
+    Raises:
+        CommandError: the gateway does not answer, or has no such job.
+    """
+    query = _query(job, seconds=seconds, patience=patience)
+    found = json_text.convert(StragglerReport, gateway.get(f"/v1/stragglers{query}"))
+    if job and not (found.stragglers or found.silent):
+        check_job(gateway, job, {each["job"] for each in gateway.get("/v1/jobs")})
+    return found
+
+
 def _query(job: str, **parameters: Any) -> str:
     given = {name: value for name, value in {"job": job or None, **parameters}.items() if value is not None}
     return f"?{urlencode(given, doseq=True)}" if given else ""
@@ -170,7 +192,7 @@ def tables(overview: Overview) -> list[Table]:
     of_one = "".join(f" of {job}, epoch {epoch}" for job, epoch in jobs.items() if len(jobs) == 1)
     world = Table(
         f"Ranks{of_one}",
-        ["job", ">rank", "host", ">pid", "state", ">last heartbeat", "agent", "reason"],
+        ["job", ">rank", "host", ">pid", "state", ">last heartbeat", ">slow", "agent", "process", "reason"],
         [
             [
                 each["job"],
@@ -179,15 +201,17 @@ def tables(overview: Overview) -> list[Table]:
                 str(each["member"]["pid"]),
                 each["state"],
                 f"{seconds(each['heartbeat_age'])} ago",
+                f"{each['slow']:.0%}" if each.get("slow", 0.0) >= SLOW else "",
                 each["member"]["http"],
+                each.get("process", ""),
                 each["reason"],
             ]
             for each in overview["ranks"]
         ],
         "none; 'rankmesh run' starts some",
-    )
+    ).without_empty_column(_PROCESS)
     others = _agent_table(overview["agents"]), group_table(overview["groups"]), inflight_table(overview["inflight"])
-    return [compact(world), *others]
+    return [compact(world.without_empty_column(_SLOW)), *others]
 
 
 def _agent_table(agents: Iterable[Mapping[str, Any]]) -> Table:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import UNREACHABLE, CommandError
-from rankmesh._cli.lateness import usage_of
 from rankmesh._cli.options import PATIENCE
 from rankmesh._cli.overview import Overview, Verdict, compact, fetch_snapshots, fetch_status, head, tables
 from rankmesh._cli.stacks import Details, stack_lines
@@ -165,10 +164,11 @@ def _use(details: Details | None, before: Details | None) -> tuple[dict[str, flo
     found: dict[str, float] = {"memory": snapshot.get("memory_bytes", 0)}
     past = before["snapshot"] if before is not None and before["pid"] == details["pid"] else None
     if past is not None and before is not None and "monotonic" in past:
-        usage = usage_of(before, details)
         calls = [sum(group["seq"] for group in each["groups"]) for each in (past, snapshot)]
+        used = {"CPU": "cpu_seconds", "core wait": "core_wait_seconds"}
+        gone = {"calls/s": calls[1] - calls[0]} | {name: snapshot[of] - past[of] for name, of in used.items()}
         passed = max(1e-9, snapshot["monotonic"] - past["monotonic"])
-        found |= {"CPU": usage.cpu, "core wait": usage.core_wait, "calls/s": max(0, calls[1] - calls[0]) / passed}
+        found |= {name: max(0.0, value) / passed for name, value in gone.items()}
     for wait in snapshot["store_waits"]:
         return found | {"for": wait["age"]}, f"store: {wait['op']} {', '.join(wait['keys'])}"
     for call in snapshot["calls"]:

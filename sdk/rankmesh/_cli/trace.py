@@ -11,10 +11,13 @@ from typing import Annotated
 import typer
 
 from rankmesh._cli import options
-from rankmesh._cli.chrome_trace import STEP, chrome_trace, since, spans_of, store_waits_of
+from rankmesh._cli.chrome_trace import chrome_trace
 from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, USAGE, CommandError, command, print_error, write
 from rankmesh._cli.options import PATIENCE, GatewayOption, JobOption, PatienceOption, TokenFileOption
 from rankmesh._cli.overview import fetch_snapshots
+from rankmesh_agent.wire import json_text
+from rankmesh_gateway.schemas import RankDetails
+from rankmesh_gateway.stragglers.spans import STEP, since, spans_of, store_waits_of
 
 
 @command
@@ -44,19 +47,19 @@ def trace(
     Exit code 0: all ranks are in it; 1: there is no job, or several; 3: no gateway, or one of the ranks, answers.
     """
     with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
-        found = fetch_snapshots(service, job, patience, records=True)
-    jobs = sorted({each["job"] for each in found})
+        found = json_text.convert(list[RankDetails], fetch_snapshots(service, job, patience, records=True))
+    jobs = sorted({each.job for each in found})
     if len(jobs) > 1:
         raise CommandError(f"there are several jobs: give one of {', '.join(jobs)} with --job", USAGE)
-    answers = [each for each in found if each["snapshot"] is not None]
+    answers = [each for each in found if each.snapshot is not None]
     for each in found:
-        if each["snapshot"] is None:
-            print_error(f"rank {each['rank']} ({each['host']}, pid {each['pid']}) is not in it: {each['error']}")
+        if each.snapshot is None:
+            print_error(f"rank {each.rank} ({each.host}, pid {each.pid}) is not in it: {each.error}")
     if not answers:
         print_error("there is no rank to trace; 'rankmesh run' starts some")
         return NEGATIVE if not found else UNREACHABLE
     spans = spans_of(answers)
-    if steps is not None and not any(span.call["op"] == STEP for span in spans):
+    if steps is not None and not any(span.call.op == STEP for span in spans):
         raise CommandError("the program marks no steps: call dist.mark_step() at the begin of each", USAGE)
     spans = since(sorted([*spans, *store_waits_of(answers)], key=lambda span: span.begin), seconds, steps)
     document = chrome_trace(answers, spans)

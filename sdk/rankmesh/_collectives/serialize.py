@@ -38,7 +38,6 @@ class Message(NamedTuple):
 
     Attributes:
         data: the pickle, or plain data.
-        apart: the bytes of large arrays.
         pickled: whether it is a pickle.
     """
 

@@ -20,9 +20,6 @@ class FailureReport(NamedTuple):
     """What a rank reports when it leaves its job after a failure.
 
     Attributes:
-        rank: the rank.
-        pid: its process id.
-        failed_ranks: the other ranks that its first failure names.
         place: the line of the user's code with its exception; empty without one.
     """
 
@@ -37,13 +34,7 @@ class FailureReport(NamedTuple):
 
 
 class ChildError(NamedTuple):
-    """The failure of a process of ``spawn``.
-
-    Attributes:
-        process: the process's index.
-        code: exit code.
-        trace: traceback of the exception; empty for ``sys.exit``.
-    """
+    """The failure of a process of ``spawn``; ``trace``: traceback of the exception; empty for ``sys.exit``."""
 
     process: int
     code: int

@@ -24,12 +24,7 @@ _log = logging.getLogger("rankmesh")
 
 
 class LauncherGateway:
-    """A gateway in the launcher's process.
-
-    Args:
-        job: plan of the job.
-        listener: listening socket.
-    """
+    """A gateway in the launcher's process."""
 
     def __init__(self, job: Plan, listener: socket.socket) -> None:
         self._job = job

@@ -14,15 +14,7 @@ _MAX_CHARACTERS = 500
 
 
 class ProcessExit(NamedTuple):
-    """How a process ends.
-
-    Attributes:
-        reason: the failure that ends it, empty if there is none.
-        raised: whether an exception ends it.
-        error: that exception, or its explicit cause, if it is one of RankMesh's.
-        exit_text: how it ends without a failure.
-        place: the innermost line of the user's code that an exception passed through.
-    """
+    """How a process ends; ``error``: that exception, or its explicit cause, if it is one of RankMesh's."""
 
     reason: str = ""
     raised: bool = False

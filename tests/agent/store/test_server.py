@@ -36,7 +36,7 @@ from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Append, Count, Get, MultiSet, QueuePop, QueuePush, Set, Wait
-from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.credentials import Credentials, for_job
 from rankmesh_agent.wire.errors import (
@@ -599,7 +599,7 @@ class TestSeveralStores:
 class TestTheServer:
     def test_it_has_no_thread_before_the_first_client_and_none_after_its_end(self, table):
         before = threading.active_count()
-        idle = StoreServer(SingleTable(table, ""), "")
+        idle = StoreServer(table, "")
         idle.close()
         idle.close()
         ours, theirs = socket.socketpair()

@@ -89,6 +89,15 @@ def test_problems(gateway: Gateway, overview: Overview):
     assert (done.code, NOTE["text"] in done.stdout) == (0, True)
 
 
+def test_a_slow_rank(gateway: Gateway, overview: Overview):
+    ranks = overview()["ranks"]
+    ranks[0]["slow"], ranks[1]["slow"] = 0.234, 0.01
+    found = words(gateway("status", ranks=ranks).stdout)
+    assert ["rank", "host", "pid", "state", "last", "heartbeat", "slow", "agent"] in found
+    assert ["0", "host-0", "4000", "alive", "400", "ms", "ago", "23%", "http://127.0.0.1:8000"] in found
+    assert ["1", "host-1", "4001", "alive", "400", "ms", "ago", "http://127.0.0.1:8001"] in found
+
+
 @pytest.mark.parametrize("command", ["status", "stacks", "diagnose", "doctor"])
 def test_an_unknown_job(double: Double, overview: Overview, command: str):
     ranks = [*overview()["ranks"], made_up.rank(0, job="other")]

@@ -60,10 +60,7 @@ async def make_group(body: GroupRequest, request: Request, response: Response, a
 
 
 @router.delete(
-    "/groups/{group_id}",
-    status_code=HTTPStatus.NO_CONTENT,
-    response_class=Response,
-    responses=problems(404, 409, 422),
+    "/groups/{group_id}", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=problems(404, 409, 422)
 )
 async def delete_group(found: GroupDep, agent: AgentDep) -> None:
     """End a group that was made over HTTP, at this rank; the other members' agents need the same request."""
@@ -100,9 +97,9 @@ def _check(wanted: GroupRequest, info: AgentInfo) -> None:
     ranks, size = wanted.ranks, info.world_size
     if len(set(ranks)) != len(ranks):
         raise InvalidCallError(f"ranks has a rank twice: {ranks}")
-    if ranks and max(ranks) >= size > 0:
+    if ranks and max(ranks) >= size:
         raise InvalidCallError(f"ranks={ranks}, but the job's ranks are 0 to {size - 1}")
-    if info.member.rank not in ranks and size > 0:
+    if info.member.rank not in ranks:
         raise InvalidCallError(
             f"this agent's rank, {info.member.rank}, is not among ranks={ranks}; each member's agent needs the request"
         )

@@ -110,7 +110,7 @@ ERRORS = {
     410: GroupAbortedError("another member aborted the group"),
     503: RankFailedError("rank 2 died", ranks=[2]),
     504: CollectiveTimeoutError("waited for rank 2", ranks=[2]),
-    500: RuntimeError("a bug"),
+    500: RuntimeError("a bug's internals"),
 }
 
 CALLS: dict[str, tuple[Requests, set[str]]] = {
@@ -196,6 +196,7 @@ async def test_every_documented_response_is_real(client, agent, document, method
         agent.error = ERRORS[status]
     answer = await client.request(method, target, **content)
     assert answer.status_code == status, answer.text
+    assert "internals" not in answer.text
     documented = document["paths"][path][method]["responses"][str(status)].get("content", {"": None})
     media_type = answer.headers.get("content-type", "")
     assert {media_type, media_type.partition(";")[0]} & set(documented)
@@ -261,6 +262,10 @@ async def test_every_change_of_the_store_takes_an_idempotency_key(operations):
     reads = {"check", "count", "multi_get", "queue_len", "wait"}
     store = {(method, path) for method, path in REQUESTS if path.startswith("/v1/store") and method != "get"}
     assert named == {(method, path) for method, path in store if path.rpartition("/")[2] not in reads}
+
+
+async def test_a_slash_at_the_end_is_another_path(client):
+    assert (await client.get("/v1/groups/")).status_code == 404
 
 
 async def test_every_operation_but_health_needs_the_token(document, operations):
