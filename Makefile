@@ -27,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Without the tests of init methods, launcher and command line, which run before a rank has joined, and of calls that
 # fail before any data is sent.
-ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) \
+ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,failures stores_agent sweep) \
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 

@@ -27,9 +27,8 @@ from rankmesh_agent.wire.snapshot import RUNNING, ProcessView
 
 _LOOK_SECONDS = 15.0
 """Most time between two looks at the stack, of which each takes some 30 ms of a core; less at the beginning."""
-_LOOKS, _PAUSE_SECONDS = 4, 0.25
-"""Looks at a stack for one answer, until it has changed or been the same for a second, and the time between."""
-_UNCHANGED_SECONDS = 1.0
+_LOOKS, _PAUSE_SECONDS = 7, 0.08
+"""Looks at a stack for one answer, until it has changed, and the time between: they take more than a second."""
 _SPY_SECONDS = 1.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -111,7 +110,7 @@ class ObservedRank:
                 break
             time.sleep(_PAUSE_SECONDS)
             view = self._look()
-            if not view.unchanged or view.unchanged >= _UNCHANGED_SECONDS:
+            if not view.unchanged:
                 break
         return view
 

@@ -400,7 +400,10 @@ class TestWaits:
 
     @pytest.mark.parametrize("closed", ["server", "table"])
     @pytest.mark.parametrize("command", [Get("k", 30.0), Wait(("k",), 30.0), QueuePop("k", 30.0)], ids=["g", "w", "p"])
-    def test_the_server_or_the_store_ends(self, store, table, store_server, threads, waits, command, closed):
+    def test_the_server_or_the_store_ends(
+        self, store, table, store_server, threads, waits, command, closed, monkeypatch
+    ):
+        monkeypatch.setattr(pool, "_ACCEPT_SECONDS", 0.2)
         waiting = [threads.submit(store.execute, command) for _ in range(3)]
         waits("k", 3)
         (store_server if closed == "server" else table).close()
