@@ -8,7 +8,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -21,11 +21,14 @@ from rankmesh._cli.stacks import Details, stack_lines
 from rankmesh._cli.tables import Table, lines
 from rankmesh_agent.wire.printable import printable, printable_lines
 from rankmesh_gateway.humanize import seconds, size
+from rankmesh_gateway.stragglers.scores import SLOW
 
 _TICK = 0.25
-_ORDERS = {"r": "rank", "c": "CPU", "w": "core wait", "m": "memory", "o": "calls/s", "t": "for"}
+_ORDERS = {"r": "rank", "c": "CPU", "w": "core wait", "m": "memory", "s": "slow", "o": "calls/s", "t": "for"}
 _PERCENT = "{:.0%}".format
-_TEXTS = {"CPU": _PERCENT, "core wait": _PERCENT, "memory": size, "calls/s": "{:.1f}".format, "for": seconds}
+_TEXTS: dict[str, Callable[[float], str]] = {
+    "CPU": _PERCENT, "core wait": _PERCENT, "memory": size, "slow": _PERCENT, "calls/s": "{:.1f}".format, "for": seconds
+}  # fmt: skip
 _MOVES = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
 _KEYS = f"sort by {', '.join(f'{key} {name}' for key, name in _ORDERS.items())}; arrows and Enter: a stack; q: end"
 _LEAST_ROWS = 3
@@ -145,9 +148,12 @@ class Screen:
         for each in self.look.overview["ranks"]:
             member, key = each["member"], (each["job"], each["epoch"], each["member"]["rank"])
             values, doing = _use(self.look.ranks.get(key), self._before.get(key))
+            if each.get("slow", 0.0) >= SLOW:
+                values["slow"] = each["slow"]
+            at = each["reason"] or "; ".join(filter(None, (each.get("process"), doing)))
             texts = [text(values[name]) if name in values else "" for name, text in _TEXTS.items()]
             number = "?" if member["rank"] < 0 else str(member["rank"])
-            cells = [number, member["host"], str(member["pid"]), each["state"], *texts, each["reason"] or doing]
+            cells = [number, member["host"], str(member["pid"]), each["state"], *texts, at]
             rows.append((-values.get(_ORDERS[self._order], -1.0), key, cells))
         rows.sort(key=lambda row: row[:2])
         self._ranks = [key for _, key, _ in rows]
