@@ -36,7 +36,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if not options.command:
-        parser.error(f"give {'the ids of processes' if options.pid else 'a command'}")
+        parser.error("give a command, or --pid and process ids")
+    if options.gateway:
+        from rankmesh._cli.options import base_url  # only here: typer takes memory
+
+        options.gateway = base_url(options.gateway)
     if options.pid:
         return _watch(options)
     try:
@@ -206,5 +210,5 @@ def _located(gateway: str, job: str, settings: Settings) -> tuple[GatewayLocator
     settings = replace(settings, job=job or name)
     if url := gateway or settings.gateway:
         parts = urlsplit(url)
-        return KnownGateway(url.rstrip("/"), parts.hostname or LOOPBACK, parts.port or 0, settings), settings
+        return KnownGateway(url, parts.hostname or LOOPBACK, parts.port or 0, settings), settings
     return TcpLocator(settings.master_addr or LOOPBACK, settings.master_port or 0, rank, settings), settings
