@@ -198,9 +198,8 @@ def _located(gateway: str, job: str, settings: Settings) -> tuple[GatewayLocator
         settings = replace(settings, master_port=None)
         settings = with_master_address(settings, launcher)
     elif rank is not None:
-        number = zlib.crc32(f"{settings.master_addr}:{settings.master_port}".encode())
-        name = name or f"observe-{settings.master_port}"
-        settings = replace(settings, master_port=FIRST_PORT + number % PORTS)
+        port = FIRST_PORT + zlib.crc32(f"{settings.master_addr}:{settings.master_port}".encode()) % PORTS
+        name, settings = name or f"observe-{port}", replace(settings, master_port=port)
     else:
         name, rank = name or f"observe-{os.getpid()}", 0
         settings = replace(settings, master_addr=LOOPBACK, master_port=0)
