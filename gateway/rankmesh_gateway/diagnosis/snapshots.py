@@ -24,7 +24,7 @@ _CONCURRENCY = 128
 _CHUNK_BYTES = 1 << 18
 _STOPPED_SECONDS = 0.2
 """Seconds in which the agent of a stopped process must answer: it cannot."""
-_OBSERVED_SECONDS = 3.0
+_OBSERVED_SECONDS = 4.0
 """Seconds for which an observer may look at its rank, besides those in which it must answer."""
 
 

@@ -24,11 +24,7 @@ MAX_LAUNCHERS = 4096
 
 
 class NodeChange(NamedTuple):
-    """Change of a job's nodes, which ends an attempt.
-
-    Attributes:
-        lost_ranks: the ranks of a node that is lost; empty if a node has joined.
-    """
+    """Change of a job's nodes, which ends an attempt: the ranks of a node that is lost, none if a node has joined."""
 
     reason: str
     lost_ranks: list[int]

@@ -33,7 +33,14 @@ _SEARCH_SECONDS = 0.5
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command, or watch processes; return the command's exit code, or end by its signal."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.command:
+        parser.error("give a command, or --pid and process ids")
+    if options.gateway:
+        from rankmesh._cli.options import base_url  # only here: typer takes memory
+
+        options.gateway = base_url(options.gateway)
     if options.pid:
         return _watch(options)
     try:
@@ -195,14 +202,13 @@ def _located(gateway: str, job: str, settings: Settings) -> tuple[GatewayLocator
         settings = replace(settings, master_port=None)
         settings = with_master_address(settings, launcher)
     elif rank is not None:
-        number = zlib.crc32(f"{settings.master_addr}:{settings.master_port}".encode())
-        name = name or f"observe-{settings.master_port}"
-        settings = replace(settings, master_port=FIRST_PORT + number % PORTS)
+        port = FIRST_PORT + zlib.crc32(f"{settings.master_addr}:{settings.master_port}".encode()) % PORTS
+        name, settings = name or f"observe-{port}", replace(settings, master_port=port)
     else:
         name, rank = name or f"observe-{os.getpid()}", 0
         settings = replace(settings, master_addr=LOOPBACK, master_port=0)
     settings = replace(settings, job=job or name)
     if url := gateway or settings.gateway:
         parts = urlsplit(url)
-        return KnownGateway(url.rstrip("/"), parts.hostname or LOOPBACK, parts.port or 0, settings), settings
+        return KnownGateway(url, parts.hostname or LOOPBACK, parts.port or 0, settings), settings
     return TcpLocator(settings.master_addr or LOOPBACK, settings.master_port or 0, rank, settings), settings
