@@ -8,7 +8,6 @@ WHEEL  := $(BIN)/python -m build --wheel --no-isolation --outdir dist
 CORE   := agent/rankmesh_agent/native/core.abi3.so
 NPROC  ?= 4
 EPOCHS ?= 30
-RUNS   ?= 1
 SEEDS  ?= 100
 SANITIZED ?= tests/agent/native tests/security/test_hostile_slots.py tests/sdk/test_sweep.py
 # The address of the project, for the metadata of the wheel and a link in the site.
@@ -20,7 +19,6 @@ ifneq ($(shell $(PYTHON) $(VERSION)),$(shell $(BIN)/python $(VERSION)))
 $(error $(VENV) has another Python than $(PYTHON): add VENV=.venv-other, or remove $(VENV) with 'make clean')
 endif
 endif
-RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together. The longest files come first, as
 # tests/conftest.py has them.
 PARALLEL ?= --numprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -29,11 +27,14 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Without the tests of init methods, launcher and command line, which run before a rank has joined, and of calls that
 # fail before any data is sent.
-ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) \
+ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,failures stores_agent sweep) \
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast coverage test-attached test-sanitized test-torch test-torch-suite test-torch-versions test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz mutate check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: help demo test test-fast coverage test-attached test-sanitized test-torch test-torch-suite test-torch-versions test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz mutate check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+
+help:  ## Print the targets
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -107,7 +108,7 @@ gpu-session: $(VENV)/.dev  ## All checks and figures of arrays on GPUs in eight 
 gpu-wheels:  ## Download what such a machine lacks into out/wheels
 	$(PYTHON) tools/gpu_session.py wheels $(ARGS)
 
-test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts-howto.md on two test hosts; needs root and iproute2
+test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts.md on two test hosts; needs root and iproute2
 	$(BIN)/python -m pytest tests/hosts $(ARGS)
 
 # ARGS="--seed 17 --kind kill -v" repeats one run, and prints its program, its fault and what each rank reported.
@@ -134,14 +135,13 @@ check: $(VENV)/.dev  ## Lint, formatting, spelling, types, layers of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# RUNS=2 measures twice, 20 minutes each, and shows both. ARGS='--only all_reduce --ranks 2' prints a part instead.
-bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI, inference, and large jobs at a gateway; writes docs/benchmarks*.md
+# ARGS='--only all_reduce --ranks 2' prints a part instead.
+bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI, inference, and large jobs at a gateway; writes docs/performance.md
 ifdef ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
 else
-	set -e; for run in $(RUN_FILES); do $(BIN)/python -m benchmarks --json $$run; done
-	$(BIN)/python -m benchmarks.page $(RUN_FILES)
-	$(BIN)/python -m benchmarks.ddp_page $(RUN_FILES)
+	$(BIN)/python -m benchmarks --json out/benchmarks.json
+	$(BIN)/python -m benchmarks.page out/benchmarks.json
 	$(BIN)/python -m benchmarks.inference --page docs/inference.md
 	$(BIN)/python -m benchmarks.scale
 endif

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from benchmarks import gpu
 from benchmarks.cases import RANKS, SIZES, Effort, cases, full, full_effort
+from benchmarks.figures import timings
 from benchmarks.implementations import COMPARED, IMPLEMENTATIONS
 from benchmarks.operations import OPERATIONS
-from benchmarks.page import timings
 from benchmarks.session import Session
 
 EXAMPLE = "for a part: python -m benchmarks --only all_reduce --ranks 2 --sizes 4 65536 --peers rankmesh-shm gloo"

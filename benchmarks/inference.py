@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.cases import Case, Cell
+from benchmarks.figures import measured_on, table
 from benchmarks.implementations import IMPLEMENTATIONS, available
 from benchmarks.machine import describe
-from benchmarks.page import measured_on, table
 from benchmarks.results import Results, Run
 from benchmarks.rounds import progress, rotated
 from benchmarks.workers import MeasurementError, WorkerGroup

@@ -25,8 +25,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.figures import table
 from benchmarks.implementations import MPIRUN
-from benchmarks.page import table
 from benchmarks.workers import CHECKOUT, MeasurementError, reserved_port
 
 RANKS, DEADLINE = 128, 120.0

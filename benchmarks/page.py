@@ -1,171 +1,135 @@
-"""docs/benchmarks.md from the files of one or more runs: ``python -m benchmarks.page out/run1.json out/run2.json``.
-
-One chart and one table; every figure is in a JSON file beside the page. ``--page docs/benchmarks-on-NAME.md`` writes
-that of another processor, to which the page links.
-"""
+"""docs/performance.md and docs/benchmarks.md from the file of a run: ``python -m benchmarks.page out/run.json``."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from benchmarks.cases import Case, Cell
-from benchmarks.implementations import COMPARED, IMPLEMENTATIONS
+from benchmarks import data_page
+from benchmarks.cases import COLLECTIVES, KIB, MIB, SIZES, Case, Cell
+from benchmarks.figures import measured_on, ratio, table
+from benchmarks.implementations import IMPLEMENTATIONS
 from benchmarks.results import Results, Run
-from benchmarks.targets import TARGETS, Limit, Target, judge
 from benchmarks.workers import CHECKOUT
 
-PAGE = CHECKOUT / "docs" / "benchmarks.md"
+PAGE = CHECKOUT / "docs" / "performance.md"
+RANGES: dict[str, Callable[[int], bool]] = {
+    "up to 4 KiB": lambda nbytes: nbytes <= 4 * KIB,
+    "64 KiB and 1 MiB": lambda nbytes: 4 * KIB < nbytes < 16 * MIB,
+    "16 MiB and more": lambda nbytes: nbytes >= 16 * MIB,
+}
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 0) -> str:
-    """Return a Markdown table with aligned columns, of which the first ``texts`` are text and the others figures."""
-    widths = [max(3, *(len(row[column]) for row in [headings, *rows])) for column in range(len(headings))]
-    rule = ["-" * width if column < texts else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
-
-    def line(cells: Sequence[str]) -> str:
-        pairs = enumerate(zip(cells, widths, strict=True))
-        return f"| {' | '.join(c.ljust(width) if n < texts else c.rjust(width) for n, (c, width) in pairs)} |"
-
-    return "\n".join(line(cells) for cells in [headings, rule, *rows])
+def ratios(results: Results, ours: str, theirs: str) -> dict[Case, float]:
+    """Return the ratio of each case of the collectives and send_recv, on ranks that are alone on the machine."""
+    operations = ("all_reduce", *COLLECTIVES)
+    chosen = [
+        case for case in results.cases() if case.operation in operations and case.nbytes in SIZES and not case.busy
+    ]
+    pairs = {case: results.ratio(Cell(case, theirs), Cell(case, ours)) for case in chosen}
+    return {case: value for case, value in pairs.items() if value is not None}
 
 
-def size(nbytes: float) -> str:
-    """Return a number of bytes in the largest unit of which it is a whole number."""
-    for unit in ("B", "KiB", "MiB"):
-        if not nbytes or nbytes % 1024:
-            return f"{nbytes:.0f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.0f} GiB"
-
-
-def ratio(value: float, wanted: float = 1.0) -> str:
-    """Return a ratio with two digits or more, never rounded up to what is wanted: 0.011x, 0.52x, 3.97x, 120x."""
-    digits = 3 if value < 0.1 else 2 if value < 1 else 1 if value < 10 else 0
-    while digits < 6 and value < wanted <= round(value, digits):
-        digits += 1
-    return f"{value:.{digits}f}x"
-
-
-def case_name(case: Case) -> str:
-    """Return a case as text."""
-    busy = f" beside {case.busy} busy processes" if case.busy else ""
-    return f"{case.operation}, {case.ranks} ranks{f', {size(case.nbytes)}' if case.nbytes else ''}{busy}"
-
-
-def timings(results: Results, title: str = "median µs") -> str:
-    """Return the table of median microseconds for the terminal, with ratios to the first implementation."""
-    names = list(dict.fromkeys(cell.name for cell in results.turns))
+def summary(results: Results) -> str:
+    """Return the table of RankMesh's speed over that of another library: median and worst, by range of sizes."""
     rows = []
-    for case in results.cases():
-        cells = [Cell(case, name) for name in names]
-        times = [f"{results.median(cell):.4g}" if cell in results.turns else "" for cell in cells]
-        ratios = [results.ratio(cell, cells[0]) for cell in cells[1:]]
-        rows.append([case_name(case), *times, *("" if value is None else ratio(value) for value in ratios)])
-    return table([title, *names, *(f"{name}/{names[0]}" for name in names[1:])], rows, texts=1)
+    for ours, theirs in data_page.PAIRS:
+        found = ratios(results, ours, theirs)
+        row = ["shared memory" if ours.endswith("shm") else "TCP", IMPLEMENTATIONS[theirs].title]
+        for wanted in RANGES.values():
+            values = [value for case, value in found.items() if wanted(case.nbytes)]
+            slower = sum(value < 1 for value in values)
+            middle, worst = (ratio(figure(values)) if values else "" for figure in (median, min))
+            row.append(f"{middle} ({worst}; {slower} of {len(values)})")
+        rows.append(row)
+    return table(["transport", "speed over", *RANGES], rows, texts=2)
 
 
-def targets(runs: Sequence[Run]) -> str:
-    """Return the table of targets: the worst figure in each run and its cell, and whether every run met the target."""
-    rows = []
-    for target in TARGETS:
-        verdicts = [judge(target, run.results) for run in runs]
-        known = [verdict for verdict in verdicts if verdict.met is not None]
-        if not known:
-            continue
-        cell = min(known, key=lambda one: one.met is True).cell
-        figures = ["-" if one.worst is None else figure(target, one.worst) for one in verdicts]
-        met = "met" if all(verdict.met for verdict in known) else "missed"
-        rows.append([met, target.row, target.against, target.wanted, case_name(cell.case) if cell else "", *figures])
-    headings = ["", "case", "against", "wanted", "worst at", *(f"{run.began:%m-%d %H:%M}" for run in runs)]
-    return table(headings, rows, texts=5)
-
-
-def figure(target: Target | Limit, worst: float) -> str:
-    """Return the worst figure of a run as its target has it."""
-    return f"{worst:.2f} {target.unit}" if isinstance(target, Limit) else ratio(worst, target.least)
-
-
-def slower(runs: Sequence[Run]) -> str:
-    """Return the table of cells in which RankMesh took longer than another library, by the median of all runs."""
-    rows = []
-    for ours, theirs in (("rankmesh-shm", "gloo"), ("rankmesh-shm", "mpi"), ("rankmesh-tcp", "gloo")):
-        for case in dict.fromkeys(case for run in runs for case in run.results.cases()):
-            pairs = [run.results.ratio(Cell(case, theirs), Cell(case, ours)) for run in runs]
-            known = [value for value in pairs if value is not None]
-            if known and median(known) < 1:
-                figures = ["-" if value is None else ratio(value) for value in pairs]
-                rows.append([IMPLEMENTATIONS[ours].title, case_name(case), IMPLEMENTATIONS[theirs].title, *figures])
-    return table(["", "case", "against", *(f"{run.began:%m-%d %H:%M}" for run in runs)], rows, texts=3)
-
-
-def measured_on(run: Run) -> str:
-    """Return the sentences that name the machine and the versions of a run."""
-    machine = "; ".join(f"{name}: {what}" for name, what in run.machine.items())
-    return f"Measured on {machine}. Versions: {', '.join(dict.fromkeys(run.results.versions.values()))}."
-
-
-def chart(results: Results, path: Path, ranks: Sequence[int] = (2, 4)) -> None:
-    """Draw the time of an all_reduce over the array's size, one panel a number of ranks, as SVG."""
+def chart(results: Results, path: Path) -> None:
+    """Draw the ratios over the size of the array, a panel for each other library, as SVG: median, worst to best."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "rankmesh"  # the same figures give the same file
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(ranks), figsize=(11, 4.5), sharey=True, layout="constrained")
-    for panel, count in zip(panels, ranks, strict=True):
-        for name in COMPARED:
-            cells = [Cell(case, name) for case in results.cases() if case == ("all_reduce", count, case.nbytes, 0)]
-            points = sorted((cell.case.nbytes, results.median(cell)) for cell in cells if cell in results.turns)
-            if points:
-                style = "--" if name in ("gloo", "mpi") else "-"
-                panel.loglog(*zip(*points, strict=True), style, marker=".", label=IMPLEMENTATIONS[name].title)
-        panel.set(title=f"all_reduce, {count} ranks", xlabel="bytes of the array")
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for ours, theirs in data_page.PAIRS:
+        panel = panels[int(theirs == "mpi")]
+        found = ratios(results, ours, theirs)
+        sizes = sorted({case.nbytes for case in found})
+        values = [[value for case, value in found.items() if case.nbytes == nbytes] for nbytes in sizes]
+        if sizes:
+            (line,) = panel.loglog(sizes, list(map(median, values)), marker=".", label=IMPLEMENTATIONS[ours].title)
+            panel.fill_between(sizes, list(map(min, values)), list(map(max, values)), color=line.get_color(), alpha=0.2)
+        panel.set(title=f"speed over {IMPLEMENTATIONS[theirs].title}", xlabel="bytes of the array")
+    for panel in panels:
+        panel.axhline(1, color="gray", linewidth=1)
         panel.grid(alpha=0.3)
-    panels[0].set_ylabel("microseconds a call")
-    panels[0].legend()
+        panel.legend()
+    panels[0].set_ylabel("times as fast: median, worst to best")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
 
-def write(runs: Sequence[Run], path: Path = PAGE) -> None:
-    """Write the page, its chart (of the last run) and the JSON files of the runs into a folder of the same name."""
-    runs = sorted(runs, key=lambda run: run.began)
+def write(run: Run, path: Path = PAGE) -> None:
+    """Write the page and the data page, with the chart and the run's timings in a folder of the page's name."""
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
-    chart(runs[-1].results, folder / "all_reduce.svg")
-    files = [folder / f"run-{number}.json" for number in range(1, len(runs) + 1)]
-    for file, run in zip(files, runs, strict=True):
-        file.write_text(json.dumps(run.as_json(), separators=(",", ":")) + "\n")
-    others = sorted(each for each in path.parent.glob("benchmarks-on-*.md") if each != path)
-    notes = [f"Another processor's figures: [{other.stem}]({other.name})." for other in others]
-    notes += dict.fromkeys(line for run in runs for line in run.left_out)
-    links = ", ".join(f"[{file.name}]({folder.name}/{file.name})" for file in files)
-    path.write_text(
-        f"# Benchmarks\n\nWritten by `make bench`; do not edit. {_METHOD}\n\n{measured_on(runs[-1])}\n\n"
-        + "".join(f"{line}\n\n" for line in notes)
-        + f"![Time of an all_reduce]({folder.name}/all_reduce.svg)\n\n{targets(runs)}\n\n"
-        f"## Slower than others\n\nAll cells in which RankMesh is slower, by the median of the runs.\n\n"
-        f"{slower(runs)}\n\nEvery timing of every case: {links}.\n"
-    )
+    chart(run.results, folder / "ratios.svg")
+    timings = folder / "run.json"
+    timings.write_text(json.dumps(run.as_json(), separators=(",", ":")) + "\n")
+    data_page.write(run, timings, path.with_name(data_page.PAGE.name))
+    text = _PAGE.format(summary=summary(run.results), folder=folder.name, machine=measured_on(run))
+    path.write_text(text)
 
 
-_METHOD = (
-    "Timed are the calls a user makes from Python: RankMesh on NumPy arrays, torch.distributed on CPU tensors (gloo), "
-    "mpi4py's buffer calls (Open MPI). Arrays are float32; sizes are of the larger array of a call. The ranks of all "
-    "implementations live side by side on one machine and take turns, round by round; every result is checked before "
-    "and after it is timed; the slowest rank counts. A ratio is their time divided by ours, the median of the rounds' "
-    "ratios: above 1x, RankMesh is faster. A row shows its worst cell, and is met if every cell of every run is."
-)
+_PAGE = """\
+# Performance
+
+This page tells how fast RankMesh is beside gloo and Open MPI on one machine, and where it is slower.
+`make bench` measures and writes it.
+
+{summary}
+
+A cell is the median over all cases in that range of sizes; in brackets the worst case, and how many cases are slower.
+2x means that RankMesh takes half the time. A case is a collective (all_reduce, broadcast, all_gather, reduce_scatter,
+all_to_all, reduce, gather, scatter) or a message there and back, of 2, 4 or 8 ranks, on an array of 4 B to 256 MiB.
+
+![Ratios over the size of the array]({folder}/ratios.svg)
+
+## When another library is faster
+
+* **Open MPI, rooted calls on short arrays.** In a broadcast, scatter, gather or reduce of Open MPI the root goes on
+  before the other ranks have come. In RankMesh each rank waits for all, so that a failure or a mismatch is raised by
+  every rank in the same call. Many short rooted calls in a row are 2 to 10 times slower for it.
+* **gloo over TCP, long arrays.** Broadcast and all_to_all of many MiB between 4 or 8 ranks on few cores are about as
+  fast as gloo's; some cases are slower.
+* **GPUs.** NCCL carries arrays on GPUs, in RankMesh too: see [GPUs](gpu.md).
+
+[Benchmark data](benchmarks.md) lists each slower case, the training steps of DistributedDataParallel, the store, and
+the targets. [Inference](inference.md) has tokens a second of a language model that is split over two ranks.
+
+## How it was measured
+
+1. Timed are the calls of a user's program in Python: RankMesh on NumPy arrays, gloo through torch.distributed on CPU
+   tensors, Open MPI through mpi4py's buffer calls.
+2. All ranks run on one machine. The ranks of all libraries are started once, and take turns, round by round.
+3. Arrays are float32; a size is that of the larger array of a call.
+4. Every result is checked before and after it is timed.
+5. The time of a call is that of its slowest rank.
+6. A ratio is the other library's time divided by RankMesh's in the same round; a case has the median of its rounds.
+7. Machines differ, and with more ranks than cores they differ much: measure yours with `make bench` (25 minutes), or
+   `rankmesh bench` in a job.
+
+{machine}
+"""
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description="Write the page of some runs.")
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a run, from python -m benchmarks --json")
-    parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/benchmarks.md")
-    options = parser.parse_args()
-    write([Run.read(path) for path in options.files], options.page)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description="Write the pages of a run.")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a run, from python -m benchmarks --json FILE")
+    write(Run.read(parser.parse_args().file))

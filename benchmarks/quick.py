@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.cases import QUICK, quick
+from benchmarks.figures import timings
 from benchmarks.implementations import IMPLEMENTATIONS
-from benchmarks.page import timings
 from benchmarks.results import Run
 from benchmarks.session import Session
 from benchmarks.targets import TARGETS, judge

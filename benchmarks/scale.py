@@ -34,7 +34,7 @@ from rankmesh_agent.membership.heartbeats import HeartbeatChanges
 from rankmesh_agent.membership.join import JOINS_A_SECOND
 from rankmesh_agent.net.descriptors import raise_limit
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, HeartbeatReply, JoinRequest, Member
-from rankmesh_gateway.state.pace import HeartbeatPace
+from rankmesh_gateway.state.job import HeartbeatPace
 
 CASES = ("1x1024", "1x10000", "100x100")
 """Jobs, and ranks of each."""

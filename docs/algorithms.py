@@ -37,9 +37,7 @@ def sections() -> Iterator[str]:
         functions = {}
         for medium, title in MEDIA.items():
             for row in select.TABLE.get((kind, medium), ()):
-                module = row.algorithm.__module__.rpartition(".")[2]
-                prefix = f"{module}." if row.algorithm in select.HIERARCHICAL else ""
-                functions[row.algorithm] = f"`{prefix}{row.algorithm.__name__}`"
+                functions[row.algorithm] = f"`{select.name_of(row.algorithm)}`"
                 yield f"| {title} | {functions[row.algorithm]} | {limits(row)} |"
         yield "\n| algorithm | | steps and bytes |\n|---|---|---|"
         for function, name in functions.items():

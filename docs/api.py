@@ -38,10 +38,11 @@ NEW = """
 gather_into_tensor gather_single get_backend_impl set_timeout ProcessGroup.gather_into_tensor ProcessGroup.gather_single
 ProcessGroup.get_backend ProcessGroup.get_reconfigure_handle ProcessGroup.new_window ProcessGroup.reconfigure
 ProcessGroup.register_abort_hook ProcessGroup.register_post_hook ProcessGroup.register_pre_hook
-ProcessGroup.supports_reconfigure ProcessGroup.supports_window ProcessGroup.unregister_abort_hook
-ProcessGroup.unregister_post_hook ProcessGroup.unregister_pre_hook Work.timeout
+ProcessGroup.supports_abort_hooks ProcessGroup.supports_completion_hooks ProcessGroup.supports_reconfigure
+ProcessGroup.supports_window ProcessGroup.unregister_abort_hook ProcessGroup.unregister_post_hook
+ProcessGroup.unregister_pre_hook ReduceOp.boxed ReduceOp.unbox Work.timeout
 """
-"""Names that torch 2.14 has, and 2.13 has not."""
+"""Names that torch 2.14 or 2.15 has, and 2.13 has not."""
 
 WINDOWS = """\
 There are no windows (`put`, `signal`, `wait_signal`, `map_remote_tensor`), neither here nor in torch's backend
@@ -135,9 +136,10 @@ _REASONS = {
         ProcessGroup.reconfigure ProcessGroup.supports_reconfigure""",
     "one-sided messages: see below": "ProcessGroup.new_window ProcessGroup.supports_window",
     "torch's backend `rankmesh` has it; here on_failure()": """ProcessGroup.register_abort_hook
-        ProcessGroup.unregister_abort_hook""",
+        ProcessGroup.supports_abort_hooks ProcessGroup.unregister_abort_hook""",
     "torch's backend `rankmesh` has it": """ProcessGroup.register_post_hook ProcessGroup.register_pre_hook
         ProcessGroup.unregister_post_hook ProcessGroup.unregister_pre_hook""",
+    "`Work.get_future()` is done when the call has completed": "ProcessGroup.supports_completion_hooks",
     "the error of a call that takes too long has its limit": "Work.timeout",
     "new_group() of ranks of one job; for another job, init_process_group()": "ProcessGroup.merge_remote_group",
     "each array names its device": """Backend.backend_capability Backend.backend_type_map
@@ -147,8 +149,8 @@ _REASONS = {
         ProcessGroup.UNDEFINED ProcessGroup.XCCL""",
     "C++ classes of torch's, and their parts": "ProcessGroupGloo ReduceOp.RedOpType ReduceOp.op TCPStore.libuvBackend",
     "`ReduceOp.PREMUL_SUM(0.5).factor`": "ReduceOp.factor",
-    "for torch's compiler, and its tests": """Backend.FAKE ProcessGroup.boxed ProcessGroup.unbox Work.boxed
-        Work.unbox""",
+    "for torch's compiler, and its tests": """Backend.FAKE ProcessGroup.boxed ProcessGroup.unbox
+        ReduceOp.boxed ReduceOp.unbox Work.boxed Work.unbox""",
     "parts of torch's DistributedDataParallel": "BuiltinCommHookType GradBucket Logger Reducer",
     "torch's own works over a torch process group; rows and columns: new_subgroups_by_enumeration": """DeviceMesh
         init_device_mesh""",
@@ -287,7 +289,7 @@ def page() -> str:
         [
             "# Names of torch.distributed in rankmesh",
             "",
-            "Written by `make docs` from torch 2.13 and 2.14, the attributes of their classes included, and the pages",
+            "Written by `make docs` from torch 2.13 to 2.15, the attributes of their classes included, and the pages",
             "of torch 2.1; do not edit. A name takes torch's arguments in torch's order, often more behind them",
             "(`timeout=`), and arrays of every container in torch's tensors' place. **Bold** names are on the pages of",
             "the documentation, all of which are there.",
@@ -306,7 +308,7 @@ def page() -> str:
             "",
             *table(("names", "reason, or replacement"), ((quoted(names), reason) for reason, names in reasons.items())),
             "",
-            "## New in torch 2.14",
+            "## New in torch 2.14 and 2.15",
             "",
             *table(
                 ("name", "here"),

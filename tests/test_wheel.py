@@ -85,10 +85,10 @@ def test_only_our_packages_are_at_the_top(wheel: Path) -> None:
         "rankmesh", "rankmesh_agent", "rankmesh_gateway"
     }  # fmt: skip
     assert {f"{package}/py.typed" for package in ("rankmesh", "rankmesh_agent", "rankmesh_gateway")} <= set(names)
-    page = ROOT / "gateway/rankmesh_gateway/dashboard"
-    files = [path for path in page.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")]
-    assert files
-    assert {f"rankmesh_gateway/dashboard/{path.name}" for path in files} <= set(names)
+    kinds = (".html", ".css", ".js", ".svg", ".json", ".yaml")
+    files = [path for room in ("gateway", "sdk") for path in (ROOT / room).rglob("*") if path.suffix in kinds]
+    assert {".js", ".html", ".yaml"} <= {path.suffix for path in files}
+    assert {"/".join(path.relative_to(ROOT).parts[1:]) for path in files} <= set(names)
 
 
 def test_it_works_away_from_the_source_tree(wheel: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics import process
 from rankmesh_agent.diagnostics.dump import DumpWriter
-from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snapshot
+from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snapshot, watch_waits
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
@@ -50,7 +50,6 @@ class Agent:
     """One rank of a job, from the join to the end.
 
     Args:
-        settings, find_gateway, terms, host: see JobMembership.
         http: the HTTP server; it outlives the agent. If left out, the agent starts one of its own.
 
     Attributes:
@@ -92,7 +91,7 @@ class Agent:
             job = self._job = JobMembership(settings, find_gateway, terms, host, http)
             undo.callback(job.close)
             undo.callback(job.heartbeats.stop)
-            undo.push(self._leave_without_world)
+            undo.push(job.leaving_after("it could not set up the world group"))
             self.member, self.members, self.engine = job.member, job.members, job.engine
             self.group_registry = GroupRegistry(job, settings, self.recorder)
             terms.check_store(job.store)
@@ -122,6 +121,7 @@ class Agent:
                 SnapshotServer(lambda _: self.snapshot(), self._credentials),
                 SnapshotServer(lambda _: self.snapshot(max_ended=MAX_DUMPED), self._credentials, Service.RECORDS),
                 SnapshotServer(self._view, self._credentials, Service.PROCESS),
+                SnapshotServer(lambda _: watch_waits(self.engine.waits), self._credentials, Service.WAITS),
             )
             self._own_http.start(self._app, {each.service: each for each in services}, on_demand=True)
 
@@ -132,10 +132,6 @@ class Agent:
         """Return the process of another rank of this host, which does not answer, as the kernel shows it."""
         member = self.members.get(attached_rank(client.attachment))
         return process.view(member.pid, 1.0) if member is not None and member.host_id == self.member.host_id else None
-
-    def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            self._job.leave_after_error("it could not set up the world group", error)
 
     @property
     def failed_ranks(self) -> list[int]:
@@ -164,7 +160,6 @@ class Agent:
         Args:
             world_size: ranks in the larger world.
             seconds: time limit.
-            check: see JoinTerms.
 
         Raises:
             JoinTimeoutError: ranks or waiting processes are missing; names them.
@@ -353,7 +348,8 @@ class Agent:
         self._liveness.pass_on()
         if self.engine.on_demand:
             self.engine.progress()  # what concerns all ranks is passed on also by those that compute
-        restart = self._job.send_heartbeat(self.groups(), lost)
+        usage = None if self._own_http is None else process.own_usage()
+        restart = self._job.send_heartbeat(self.groups(), lost, usage=usage)
         if restart is not None:
             self.group_registry.abort_all(restart)
         unread = {each.rank for each in lost} - self.engine.lost_peers.keys()

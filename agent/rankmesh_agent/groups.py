@@ -108,10 +108,8 @@ class GroupRegistry:
         """Make a group of ranks of the job; see Agent.new_group.
 
         Args:
-            ranks, timeout, global_ranks: see there.
             name: name for people; one of the id if empty.
             http_key: identifies a group that is made over HTTP, equal at all members.
-            begun: see ``make_over_http``.
         """
         members = tuple(ranks)
         count = self._count_attempt(members, http_key)
@@ -154,11 +152,7 @@ class GroupRegistry:
         return world
 
     def _count_attempt(self, members: tuple[int, ...], http_key: str) -> int:
-        """Return the number of an attempt to make a group: members count alike, and derive its id without a message.
-
-        An attempt that fails counts: its late frames, and the abort of a member that has given up, must not reach the
-        next one. Groups made over HTTP, which come at any time, are counted apart.
-        """
+        """Count an attempt, failed ones too, to make a group: members count alike, and derive its id from that."""
         key = members, http_key
         with self._lock:
             counts = self._http_counts if http_key else self._counts
@@ -173,8 +167,6 @@ class GroupRegistry:
         """Make a group that is requested over HTTP from all its members' agents, within a timeout, then its default.
 
         Args:
-            wanted: the group; this rank is in it.
-            timeout: see above.
             begun: called with the group before it waits for the members; aborting the group ends the wait.
 
         Returns:

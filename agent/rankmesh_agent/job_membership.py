@@ -15,19 +15,27 @@ from rankmesh_agent.config.launchers import ancestors
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
-from rankmesh_agent.membership.heartbeats import RankHeartbeats
+from rankmesh_agent.membership.heartbeats import HeartbeatThread, RankHeartbeats
 from rankmesh_agent.membership.join import all_members, check_settings, join
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.progress.connector import Connector
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.transports.selection import TransportSelector
+from rankmesh_agent.transports.selection import transport_between
 from rankmesh_agent.wire.errors import DistBackendError, GatewayUnreachableError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.overlay import neighbours
-from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, JoinRequest, Leave, LostRank, Member
+from rankmesh_agent.wire.schemas import (
+    GroupInfo,
+    GrowingWorld,
+    Heartbeat,
+    JoinRequest,
+    Leave,
+    LostRank,
+    Member,
+    ResourceUsage,
+)
 
 _CONNECT_SECONDS = 60.0
 """Time limit for connecting the neighbours after all ranks have joined."""
@@ -38,7 +46,6 @@ _MAX_UNKNOWN = 3
 _MAX_ANCESTORS = 16
 _MAX_REASON = 900
 """Characters of the reason of a leave."""
-_NOT_CONNECTED = "it could not connect to its peers"
 
 
 @dataclass
@@ -49,8 +56,6 @@ class JoinTerms:
         rank: its rank, UNASSIGNED (-1) to have one assigned.
         world_size: ranks in the job; does not matter for a process that awaits the growth of its world.
         timeout: seconds for the join, and the default for calls.
-        deadline: end of the join.
-        awaits_growth: whether the process waits for the world to grow.
         growth: the world that grows, if this process is a rank of it.
         check: called now and then during the join; raises if that has no point any more.
         check_store: called with the id of the job's store; raises if that is another than the rank has used.
@@ -70,35 +75,21 @@ class JobMembership:
     """One rank's membership in a job; made, it has joined, and is connected to its neighbours.
 
     Args:
-        settings: of the job.
         find_gateway: returns the gateway's URL, None while it is not known.
         terms: how this process joins; ``member.rank`` has its rank.
-        host: address to listen on.
-        http: the HTTP server, for its addresses.
 
     Attributes:
-        name, epoch, world_size: of the job.
-        store: id of its store.
-        gateway: client of the job's gateway.
-        beats: this rank's heartbeats there.
         grown: whether the world is an earlier one that has grown.
-        member: this rank, as its peers know it.
         members: all ranks, by rank; of most ranks of a large world, host and process alone.
         heartbeats: sends them without groups, until the agent takes over.
         oversubscribed: whether this host has more ranks than cores.
-        engine: the connections to the peers.
 
     Raises:
         DistNetworkError: the join failed; the subclass and the message have the cause.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        find_gateway: Callable[[], str | None],
-        terms: JoinTerms,
-        host: str,
-        http: HttpServer,
+        self, settings: Settings, find_gateway: Callable[[], str | None], terms: JoinTerms, host: str, http: HttpServer
     ) -> None:
         deadline, connect_seconds = terms.deadline, terms.timeout
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
@@ -107,21 +98,22 @@ class JobMembership:
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.callback(self._closing.close)
-            listener = TransportSelector(settings, terms.world_size).listen(host)
-            self._closing.callback(listener.close)
-            port = listener.address.rpartition(":")[2]
-            self.member = Member(
+            member = self.member = Member(
                 terms.rank,
                 secrets.token_hex(16),
                 socket.gethostname(),
                 host_id(settings.shm_dir),
                 os.getpid(),
-                [f"{address}:{port}" for address in http.addresses],
+                [],
                 http.urls[0],
                 settings.eager_bytes,
                 settings.transport,
                 settings.full_mesh,
             )
+            listener = transport_between(settings, member, member, terms.world_size).listen(f"{host}:0")
+            self._closing.callback(listener.close)
+            port = listener.address.rpartition(":")[2]
+            member.addresses = [f"{address}:{port}" for address in http.addresses]
             self.gateway = GatewayClient(find_gateway, settings.job_token)
             self._closing.callback(self.gateway.close)
             request = JoinRequest(
@@ -140,8 +132,8 @@ class JobMembership:
             self.store, self.grown = joined.store, joined.grown
             if joined.grown:
                 connect_seconds = max(deadline.remaining(), MIN_SETUP_SECONDS)
-            transports = TransportSelector(settings, joined.world_size)
-            undo.push(self._leave_unconnected)  # before the connections are closed: it says goodbye over them
+            # Before the connections are closed: it says goodbye over them.
+            undo.push(self.leaving_after("it could not connect to its peers"))
             self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
             undo.callback(self.heartbeats.stop)
             self.members = all_members(joined)
@@ -165,7 +157,7 @@ class JobMembership:
                 self.members.values(),
                 joined.epoch,
                 listener,
-                lambda peer: transports.transport(self.member, peer),
+                lambda peer: transport_between(settings, self.member, peer, self.world_size),
                 self,
             )
             self._closing.callback(connector.close)
@@ -177,10 +169,15 @@ class JobMembership:
             undo.pop_all()
 
     def send_heartbeat(
-        self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True
+        self,
+        groups: list[GroupInfo],
+        lost: list[LostRank],
+        *,
+        watches_peers: bool = True,
+        usage: ResourceUsage | None = None,
     ) -> DistBackendError | None:
         """Report this rank's groups and the peers that it has lost, if that is due; see RankHeartbeats.send."""
-        beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
+        beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers, usage=usage)
         with self._gateway_lock:
             return self.beats.send(beat) if not self._left and self.beats.is_due(lost) else None
 
@@ -237,14 +234,16 @@ class JobMembership:
         """Close the connections, after ``leave``."""
         self._closing.close()
 
-    def leave_after_error(self, step: str, error: BaseException) -> None:
-        """Leave the job because of an error before the world group is made, in a step."""
-        why = descriptors.reason(error) if descriptors.is_exhausted(error) else f"{type(error).__name__}: {error}"
-        failure = error if isinstance(error, RankFailedError) else None
-        goodbye = Goodbye(f"{step}: {why}"[:_MAX_REASON], raised=True, failure=failure)
-        failed_ranks = () if failure is None else [rank for rank in failure.ranks if rank != self.member.rank]
-        self.leave(goodbye.reason, goodbye, failed_ranks)
+    def leaving_after(self, step: str) -> Callable[[object, BaseException | None, object], None]:
+        """Return the exit of a block that leaves the job after an error of a step before the world group is made."""
 
-    def _leave_unconnected(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            self.leave_after_error(_NOT_CONNECTED, error)
+        def leave(kind: object, error: BaseException | None, traceback: object) -> None:
+            if error is None:
+                return
+            why = descriptors.reason(error) if descriptors.is_exhausted(error) else f"{type(error).__name__}: {error}"
+            failure = error if isinstance(error, RankFailedError) else None
+            goodbye = Goodbye(f"{step}: {why}"[:_MAX_REASON], raised=True, failure=failure)
+            failed_ranks = () if failure is None else [rank for rank in failure.ranks if rank != self.member.rank]
+            self.leave(goodbye.reason, goodbye, failed_ranks)
+
+        return leave

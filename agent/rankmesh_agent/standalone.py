@@ -19,8 +19,7 @@ from rankmesh_agent.diagnostics.snapshot import SnapshotServer
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
-from rankmesh_agent.membership.heartbeats import AgentHeartbeats
+from rankmesh_agent.membership.heartbeats import AgentHeartbeats, HeartbeatThread
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.server import SessionServer
@@ -48,16 +47,12 @@ class Standalone:
     """A standalone agent, from the first heartbeat to the end.
 
     Args:
-        settings, find_gateway: of the process; see Agent.
         host, port: address to listen on, and port; 0 for any free one.
         name: for people, and for the order in which agents are leased; the host's name if empty.
         urls: more base URLs under which clients can reach it: ports that are published elsewhere.
 
     Attributes:
         recorder: has no calls: they are those of the leases.
-        id: random id.
-        urls: all base URLs.
-        leases: the agent's lease.
 
     Raises:
         ValueError: other hosts could reach it, and there is no token.
@@ -90,12 +85,7 @@ class Standalone:
         self._registered: float | None = None
         """When the gateway accepted the latest heartbeat."""
         self.leases = LeaseManager(
-            self.name,
-            settings,
-            find_gateway,
-            host=host,
-            http=self._http,
-            on_change=self._heartbeats.wake,
+            self.name, settings, find_gateway, host=host, http=self._http, on_change=self._heartbeats.wake
         )
         self._sessions = SessionServer(self.leases, self.id, settings.credentials, settings.shm_dir)
 

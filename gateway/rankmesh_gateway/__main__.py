@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import logging
 import os
 import signal
 import socket
@@ -13,17 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.service_log import log_to_stderr
-from rankmesh_agent.config.settings import (
-    Settings,
-    create_token,
-    protection,
-    read_token,
-    require_token_beyond_loopback,
-)
+from rankmesh_agent.config.settings import Settings, create_token, protection, read_token, require_token_beyond_loopback
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import is_exhausted, reason
 from rankmesh_agent.net.inherited import print_line, reset_inherited
@@ -31,15 +26,15 @@ from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.net.tls import check_environment
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.event_lines import log_events
 from rankmesh_gateway.server import Gateway, prepare_process
+from rankmesh_gateway.state.event_log import EventKind, EventLog
 from rankmesh_gateway.state.registry_file import RegistryFile, RegistryFileError
 from rankmesh_gateway.torch_store import TorchStore
 
-if TYPE_CHECKING:
-    from rankmesh_gateway.state.etcd_stores import EtcdStores
-
 USAGE_ERROR = 2
+_WARNINGS: frozenset[EventKind] = frozenset({"rank-suspect", "rank-failed", "group-failed", "agent-lost"})
+_LEFT_OUT: frozenset[EventKind] = frozenset({"group-made", "group-ended"})
+"""A program may make any number of groups; rank-left is the end of a job."""
 _PAUSE_SECONDS = 0.05
 """Minimum time between two looks for events: thousands of joins in a second do not wake this thread each."""
 _NO_TORCH_STORE = (
@@ -48,16 +43,11 @@ _NO_TORCH_STORE = (
 )
 
 
+_log = logging.getLogger("rankmesh.gateway")
+
+
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankmesh_gateway") -> int:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        arguments: of the command line; None for this process's.
-        prog: name of the program in its help and errors.
-
-    Returns:
-        The exit status: 0 after a signal, 2 when the gateway could not start (standard error says why).
-    """
+    """Serve until SIGINT or SIGTERM; return the exit status: 2 if the gateway could not start."""
     reset_inherited()
     parser = _parser(prog)
     options = parser.parse_args(arguments)
@@ -76,7 +66,11 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             file = RegistryFile(options.state) if options.state is not None else None
             if file is not None:
                 opened.callback(file.close)
-            etcd = _etcd(options.store) if options.store else None
+            etcd = None
+            if options.store:
+                from rankmesh_gateway.state.etcd_stores import EtcdStores
+
+                etcd = EtcdStores(options.store)
             listener = bind(options.host, options.port, purpose="the gateway listens")
             opened.callback(listener.close)
             names = [options.host, socket.gethostname(), *(each.partition(":")[0] for each in settings.advertise)]
@@ -88,9 +82,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             return USAGE_ERROR
         opened.pop_all()
         log_to_stderr()
-        going_on: SimpleQueue[bool] = (
-            SimpleQueue()
-        )  # unlike an Event's set(), its put() may interrupt the thread's get()
+        # Unlike an Event's set(), its put() may interrupt the thread's get().
+        going_on: SimpleQueue[bool] = SimpleQueue()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: going_on.put(False))
         events = gateway.registry.events
@@ -137,16 +130,25 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _etcd(url: str) -> EtcdStores:
-    from rankmesh_gateway.state.etcd_stores import EtcdStores
-
-    return EtcdStores(url)
-
-
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
     return int(text)
+
+
+def log_events(events: EventLog, position: int) -> int:
+    """Log the events behind a position; return the position behind them."""
+    if events.has_dropped(position):
+        _log.warning("more events have happened than are kept: the first of them are not logged")
+    for event in events.since(position):
+        position = event.id
+        if event.kind not in _LEFT_OUT:
+            data = json.loads(event.data)
+            job, detail = f"job {data['job']!r}", data["detail"]
+            named = not data["job"] or job in detail
+            level = logging.WARNING if event.kind in _WARNINGS else logging.INFO
+            _log.log(level, "%s", detail if named else f"{job}: {detail}")
+    return position
 
 
 if __name__ == "__main__":

@@ -52,11 +52,7 @@ def main() -> int:
     credentials = Credentials(**options["credentials"])
     settings = Settings(store_keys=options["store_keys"], store_bytes=options["store_bytes"])
     http = HttpServer(
-        listener,
-        "rankmesh-gateway",
-        token=credentials,
-        host=options["host"],
-        advertise=tuple(options["advertise"]),
+        listener, "rankmesh-gateway", token=credentials, host=options["host"], advertise=tuple(options["advertise"])
     )
     gateway = Gateway(http, settings, credentials, names=[*options["names"], *http.names])
     registry = gateway.registry
@@ -101,12 +97,7 @@ def _received(wakes: SimpleQueue[str], seconds: float) -> set[str]:
 
 
 class _LocalProcesses:
-    """Processes of this host's ranks: where all ranks are killed together, no peer reports the failures.
-
-    Args:
-        registry: the registry.
-        shm_dir: directory of shared memory, which is part of a host's id.
-    """
+    """Processes of this host's ranks: where all ranks are killed together, no peer reports the failures."""
 
     def __init__(self, registry: Registry, shm_dir: str) -> None:
         self._registry = registry

@@ -52,6 +52,12 @@ def failed_text(subject: str, reason: str) -> str:
     return f"{subject} has failed: {reason}"
 
 
+def slow_text(subject: str, share: float, age: float, does: str) -> str:
+    """Return the sentence on a rank that makes the others wait, and on what it does, if that is known."""
+    text = f"{subject} makes the others wait {share:.0%} of the time, since {seconds(age)} ago"
+    return f"{text}; it {does}" if does else text
+
+
 def held_up_text(call: GroupInFlight, subject: str, known: Mapping[int, str]) -> str:
     """Return the sentence on a call that waits for missing ranks; ``known`` describes ranks."""
     missing = call.missing

@@ -122,7 +122,7 @@ class Finding:
             ``messages``: in messages; ``tags``: in messages whose tags differ; ``key``: it waits for a key of the
             store; ``elsewhere``: it is in the user's code; ``slow``: all ranks are in the call. Found in an overview:
             ``suspect``: the rank is; ``agent``: a standalone agent is suspect or has failed; ``group``: it has failed;
-            ``call``: it is held up; ``busy``: the others wait for the rank, which comes late to each operation.
+            ``call``: it is held up; ``busy``: the others wait for the rank, which comes late to the operations.
         job: the job; empty for a standalone agent.
         ranks: the ranks that are the cause.
         text: the problem in a sentence.
@@ -213,6 +213,47 @@ class RankDetails(DiagnosedRank):
 
 
 @dataclass
+class Straggler:
+    """A rank that makes the others wait, or all ranks of a host.
+
+    Attributes:
+        job, ranks: the ranks.
+        lost: share of the time that the others wait for them and for no other rank.
+        last, calls: how often they came last, by more than the clocks may be wrong, of how many collectives.
+        late: median of the seconds by which they came last.
+        since: seconds since that began.
+        why: what they do meanwhile.
+        place: where the first of them is in the user's code now; empty if that is not known.
+    """
+
+    job: str
+    ranks: list[int]
+    lost: float
+    last: int
+    calls: int
+    late: float
+    since: float
+    why: str
+    place: str = ""
+
+
+@dataclass
+class NoAnswer:
+    """A rank whose agent did not fulfil a request, and why."""
+
+    rank: int
+    detail: str
+
+
+@dataclass
+class StragglerReport:
+    """The ranks that make the others wait, of each job the worst first, and the ranks that do not answer."""
+
+    stragglers: list[Straggler]
+    silent: list[NoAnswer]
+
+
+@dataclass
 class Overview:
     """Snapshot of the whole gateway.
 
@@ -268,14 +309,6 @@ class GroupMade:
     id: str
     name: str
     ranks: list[int]
-
-
-@dataclass
-class NoAnswer:
-    """A member whose agent did not fulfil a request, and why."""
-
-    rank: int
-    detail: str
 
 
 @dataclass

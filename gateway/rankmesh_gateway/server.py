@@ -38,20 +38,10 @@ class Gateway:
     """A gateway at a port, from ``start`` to ``close``.
 
     Args:
-        http: the port.
-        settings: the process's settings.
-        credentials: those that clients need.
         names: host names that requests may have, besides addresses and localhost.
         torch_store: serves torch's TCPStore clients; None for no such clients.
         file: keeps the state for the next gateway; it is closed with this one.
         backend: keeps the jobs' stores for the next gateway, in place of the file.
-
-    Attributes:
-        registry: the jobs, ranks and groups.
-
-    Raises:
-        RegistryFileError: the file is damaged.
-        DistStoreError: the backend cannot be read.
     """
 
     def __init__(
@@ -78,11 +68,7 @@ class Gateway:
         self._stores = JobStores(self.registry, credentials, quota, backend)
 
     def start(self, on_failure: Callable[[], object] = lambda: None) -> None:
-        """Begin to serve.
-
-        Args:
-            on_failure: called in another thread once the port cannot be served.
-        """
+        """Begin to serve; ``on_failure``: called in another thread once the port cannot be served."""
         listener, name = listen_unix()
         self._http.start(
             lambda: create_app(self.registry, token=self._credentials, names=self._names, stores=self._stores),

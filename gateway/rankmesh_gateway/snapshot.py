@@ -22,13 +22,7 @@ _MAX_CACHED = 64
 
 
 class SnapshotCache:
-    """Creates snapshots, and keeps the last one of each job.
-
-    Args:
-        registry: the registry.
-        stores: the jobs' stores.
-        diagnosis: why jobs are stuck, which is asked again while clients watch.
-    """
+    """Creates snapshots, and keeps the last one of each job."""
 
     def __init__(self, registry: Registry, stores: JobStores, diagnosis: DiagnosisService) -> None:
         self._registry = registry

@@ -51,12 +51,8 @@ class TorchStore:
     """A store that torch's clients reach at the port of a gateway. For one event loop.
 
     torch's protocol has no authentication. So the clients are processes of this user and of root on this host; and
-    those of other hosts where RANKMESH_PRIVATE_NETWORK=1 declares the network private.
-
-    Args:
-        settings: this process's settings.
-        closed: why no client is served; '' if they are.
-        on_default_group: called when torch itself, without RankMesh, creates its default group with this store.
+    those of other hosts where RANKMESH_PRIVATE_NETWORK=1 declares the network private. ``on_default_group`` is called
+    when torch itself, without RankMesh, creates its default group with this store.
     """
 
     def __init__(
@@ -144,16 +140,7 @@ class TorchStore:
 
 
 class _Client:
-    """A client and its commands.
-
-    Args:
-        store: the store.
-        reader, writer: its connection.
-
-    Attributes:
-        writer: see above.
-        missing: the keys that it waits for.
-    """
+    """A client and its commands."""
 
     def __init__(self, store: TorchStore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -164,13 +151,7 @@ class _Client:
         self._unused_bytes = 0
 
     async def serve(self) -> None:
-        """Execute commands until the client leaves.
-
-        Raises:
-            DistStoreError: a command cannot be executed.
-            ProtocolError: a command is invalid.
-            asyncio.IncompleteReadError, OSError: the connection has ended.
-        """
+        """Execute commands until the client leaves."""
         await self._reader.readexactly(len(PREFACE))
         execute = (
             *(None, self._set, self._compare_set, self._get, self._add, self._check, self._wait, self._count),
@@ -293,7 +274,7 @@ class _Client:
 
     async def _keys(self) -> Iterable[bytes]:
         keys = self._table.keys()
-        return [_NUMBER.pack(len(keys)), b"".join(piece for key in keys for piece in _value(_encode(key)))]
+        return [_NUMBER.pack(len(keys)), b"".join(piece for key in keys for piece in _value(key.encode("latin-1")))]
 
     async def _barrier(self) -> Iterable[bytes]:
         key, size = await self._read_key(), await self._read_number()
@@ -325,7 +306,7 @@ class _Client:
     # Arguments and results
 
     async def _read_key(self) -> str:
-        return _decode(await self._read_bytes(MAX_KEY_BYTES))
+        return (await self._read_bytes(MAX_KEY_BYTES)).decode("latin-1")  # torch's keys are bytes, of any values
 
     async def _read_keys(self) -> list[str]:
         return [await self._read_key() for _ in range(await self._read_count())]
@@ -364,12 +345,3 @@ class _Client:
 
 def _value(value: bytes) -> tuple[bytes, bytes]:
     return _SIZE.pack(len(value)), value
-
-
-def _decode(key: bytes) -> str:
-    """Return a key as text: torch's keys are bytes, of any values."""
-    return key.decode("latin-1")
-
-
-def _encode(key: str) -> bytes:
-    return key.encode("latin-1")

@@ -36,7 +36,7 @@ and torch 2.14 for later ones; docs/api.md has the differences):
   send_object_list, recv_object_list
 * Key-value stores: TCPStore, FileStore, HashStore, PrefixStore, get_default_store
 * Arrays in shared memory: empty
-* Debugging: breakpoint, mark_step, set_debug_level, get_debug_level
+* Debugging: breakpoint, mark_step, straggler_report, set_debug_level, get_debug_level
 
 All errors derive from DistError. A RankFailedError, CollectiveTimeoutError or CollectiveMismatchError names the ranks
 that failed, are missing, or made another call. rankmesh.errors has all of them.

@@ -96,6 +96,7 @@ from rankmesh._session.ranks import get_rank as get_rank
 from rankmesh._session.ranks import get_world_size as get_world_size
 from rankmesh._session.ranks import set_timeout as set_timeout
 from rankmesh._session.steps import mark_step as mark_step
+from rankmesh._session.steps import straggler_report as straggler_report
 from rankmesh._stores import FileStore as FileStore
 from rankmesh._stores import HashStore as HashStore
 from rankmesh._stores import PrefixStore as PrefixStore

@@ -26,6 +26,7 @@ from rankmesh._cli.exit_codes import (
     require_linux,
     write,
 )
+from rankmesh._cli.metrics import metrics
 from rankmesh._cli.stacks import stacks
 from rankmesh._cli.status import status
 from rankmesh._cli.stragglers import find_stragglers
@@ -96,14 +97,26 @@ def agent(context: typer.Context) -> int:
     return serve(context.args, prog="rankmesh agent")
 
 
-_SERVERS: dict[str, Callable[[Any], None]] = {"run": run, "gateway": gateway, "agent": agent}
+@app.command(context_settings=_PASS_ON, short_help="Run a rank of a job that is not RankMesh's, and watch it.")
+@command
+def observe(context: typer.Context) -> int:
+    """Run a rank of another library's job, or a launcher, and watch it from outside ('rankmesh observe --help')."""
+    require_linux()
+    from rankmesh._cli.observe import main as serve
+
+    return serve(context.args)
+
+
+_SERVERS: dict[str, Callable[[Any], None]] = {"run": run, "gateway": gateway, "agent": agent, "observe": observe}
 
 app.command(short_help="Show ranks, groups, rates and operations in flight.")(status)
+app.command("top", short_help="The same, live: keys sort the ranks, and show the stack of one.")(status)
 app.command(short_help="Print a link to your job's dashboard.")(dashboard)
 app.command(short_help="Report which rank holds up a job, and where.")(diagnose)
 app.command(short_help="Show the Python stacks of ranks.")(stacks)
 app.command("stragglers", short_help="Report which ranks make the others wait, and why.")(find_stragglers)
 app.command(short_help="Write the latest calls of all ranks as a trace.")(trace)
+app.command(short_help="Print a dashboard for Grafana, or alert rules for Prometheus.")(metrics)
 app.command(short_help="Check hosts, network and shared memory.")(doctor)
 app.command(short_help="Measure collectives on this machine.")(bench)
 app.command(short_help="Print the token of your job, or derive one.")(token)
@@ -113,11 +126,7 @@ app.add_typer(tls.app, short_help="Make certificates for hosts.")
 
 
 def main() -> None:
-    """Run the command line of this process, and exit.
-
-    Raises:
-        SystemExit: with the command's exit code.
-    """
+    """Run the command line of this process, and exit."""
     if sys.platform != "win32":
         reset_inherited()
     if sys.argv[1:2] == ["groups"]:  # the name of releases up to 0.2

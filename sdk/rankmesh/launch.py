@@ -53,12 +53,9 @@ _POLL_SECONDS = 0.05
 
 
 class _RunResult(NamedTuple):
-    """The end of an attempt.
+    """The end of an attempt: the launcher's exit code if it was the last, and whether a rank of this node has failed.
 
-    Attributes:
-        status: the launcher's exit code if this was the last attempt.
-        failed: whether a rank of this node has failed.
-        stopped: whether no restart can follow: after a signal from the user, or if the ranks cannot be started.
+    ``stopped``: no restart can follow, after a signal from the user, or if the ranks cannot be started.
     """
 
     status: int
@@ -174,18 +171,9 @@ def _join(
     timeout: float,
     end: _RunResult | None,
 ) -> Plan | int:
-    """Wait for the nodes of the next attempt.
+    """Wait for the nodes of the next attempt; return the plan of this node's ranks, or without one the exit code.
 
-    Args:
-        job: the plan of the attempt before.
-        rendezvous: with the launchers of the other nodes.
-        gateway: in this process, if there is one.
-        inbox: signals to this process.
-        timeout: seconds for the nodes to come.
-        end: the end of the attempt before; None if this launcher has not started any ranks.
-
-    Returns:
-        The plan of this node's ranks, or the launcher's exit code if there is no further attempt.
+    ``job`` and ``end`` are of the attempt before; ``end`` is None if this launcher has not started any ranks.
     """
     from rankmesh._launcher.node_rendezvous import RendezvousError
 
@@ -235,16 +223,7 @@ def _run_attempt(
         # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
         if gateway is not None:
             gateway.start(inbox.wake)
-        supervisor = Supervisor(
-            ranks,
-            outputs.writers,
-            inbox,
-            failure_grace=job.options.failure_grace,
-            stop_grace=job.options.stop_grace,
-            output_grace=job.options.output_grace,
-            failures=failures,
-            rendezvous=rendezvous,
-        )
+        supervisor = Supervisor(ranks, outputs.writers, inbox, job.options, failures, rendezvous)
         if job.options.replace:
             supervisor.replace = starter.replace
         if gateway is not None:
@@ -281,15 +260,7 @@ def _end_rendezvous(rendezvous: NodeRendezvous, gateway: LauncherGateway | None,
 
 
 class _Starter:
-    """Starts ranks of this node.
-
-    Args:
-        job: their plan.
-        outputs: where their stdout and stderr go.
-        failure_file: path of the FailureFile.
-        cleanup: releases them.
-        restore_limit: see raise_limit.
-    """
+    """Starts ranks of this node; ``cleanup`` releases them."""
 
     def __init__(
         self,
@@ -308,15 +279,7 @@ class _Starter:
         self._replaced = 0
 
     def start(self, number: int, **variables: str) -> Rank:
-        """Start a rank.
-
-        Args:
-            number: the rank.
-            variables: more variables of its environment.
-
-        Raises:
-            OSError: the command cannot be executed.
-        """
+        """Start a rank, with more variables in its environment."""
         job = self._job
         rank = Rank(
             number,
@@ -359,8 +322,12 @@ def _greeting(job: Plan, log_directory: str) -> list[bytes]:
     who = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
     where = "" if job.owns_job else f" on node {job.node} of {job.nodes}"
     greeting = f"{who}{where}, gateway {job.url} (curl {job.url}/health), {protection(job.token)}"
-    files = (f"output files in {log_directory}",) if log_directory else ()
-    return [f"[rankmesh] {line}".encode() for line in (greeting, *files, *job.options.remarks)]
+    lines = [greeting, *job.options.remarks]
+    if log_directory:
+        lines.insert(1, f"output files in {log_directory}")
+    if sys.stdout.isatty():
+        lines[0] += "; 'rankmesh dashboard' prints a link to its dashboard"
+    return [f"[rankmesh] {line}".encode() for line in lines]
 
 
 def _say(text: str) -> None:

@@ -103,7 +103,7 @@ class TestLeases:
 
     def test_a_rank_that_connects_to_its_peers_is_alive(self, make, registry, monkeypatch):
         """That may take longer than a rank may be silent."""
-        monkeypatch.setattr("rankmesh_agent.membership.heartbeat.HEARTBEAT_SECONDS", 0.01)
+        monkeypatch.setattr("rankmesh_agent.membership.heartbeats.HEARTBEAT_SECONDS", 0.01)
         agent, peer = make(), Member(1, "never connects", "elsewhere", "another host", 1, ["127.0.0.1:1"], "http://x")
         joining = in_thread(acquire, agent, wanted(0, 2, job="slow", timeout=3.0))
         wait_until(lambda: registry.ranks("slow"), "the rank to come")

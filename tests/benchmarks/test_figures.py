@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ddp, ddp_page, quick
+from benchmarks import ddp, quick
 from benchmarks.cases import KIB, MIB, Case, Cell, full
-from benchmarks.page import ratio, write
+from benchmarks.data_page import training_steps
+from benchmarks.figures import ratio
+from benchmarks.page import write
 from benchmarks.results import Results, Run
 from benchmarks.targets import TARGETS, Limit, Target, judge
 
@@ -114,34 +116,35 @@ def test_a_ratio_is_never_rounded_up_to_what_is_wanted(value: float, wanted: flo
     assert ratio(value, wanted) == text
 
 
-def test_the_page_has_a_row_a_target_a_chart_and_all_figures(tmp_path: Path) -> None:
-    path = tmp_path / "benchmarks.md"
-    write([run(20.0), run()], path)
-    text = path.read_text()
-    (row,) = [line for line in text.splitlines() if "shm, all collectives to 4 KiB" in line]
-    expected = ["missed", "shm, all collectives to 4 KiB", "gloo", "≥ 4x", "all_reduce, 2 ranks, 4 B", "3.0x", "60x"]
-    assert cells(row) == expected
-    slower = [cells(line) for line in text[text.index("## Slower") :].splitlines() if line.startswith("| RankMesh")]
-    assert ["RankMesh shm", "all_reduce, 2 ranks, 64 KiB", "Open MPI", "0.050x", "1.0x"] in slower
+def test_the_pages_have_medians_targets_a_chart_and_all_figures(tmp_path: Path) -> None:
+    write(run(20.0), tmp_path / "performance.md")
+    (row,) = [line for line in (tmp_path / "performance.md").read_text().splitlines() if "| Open MPI" in line]
+    assert cells(row) == [
+        "shared memory",
+        "Open MPI",
+        "0.010x (0.010x; 1 of 1)",
+        "0.050x (0.050x; 1 of 1)",
+        "0.10x (0.10x; 1 of 1)",
+    ]
+    assert (tmp_path / "performance" / "ratios.svg").read_text().startswith("<?xml")
+    kept = Run.from_json(json.loads((tmp_path / "performance" / "run.json").read_text())).results
+    assert kept.ratio(Cell(Case("all_reduce", 2, 4), "gloo"), Cell(Case("all_reduce", 2, 4), "rankmesh-shm")) == 3
+
+    data = (tmp_path / "benchmarks.md").read_text()
+    (row,) = [line for line in data.splitlines() if "shm, all collectives to 4 KiB" in line]
+    assert cells(row) == ["missed", "shm, all collectives to 4 KiB", "gloo", "≥ 4x", "all_reduce, 2 ranks, 4 B", "3.0x"]
+    slower = [cells(line) for line in data[data.index("## Slower") :].splitlines() if line.startswith("| RankMesh")]
+    assert ["RankMesh shm", "all_reduce, 2 ranks, 64 KiB", "Open MPI", "0.050x"] in slower
     assert not [row for row in slower if row[0] == "RankMesh shm" and row[1:3] == ["all_reduce, 2 ranks, 4 B", "gloo"]]
-    assert "Absent is left out." in text
-    svg = (tmp_path / "benchmarks" / "all_reduce.svg").read_text()
-    assert svg.startswith("<?xml")
-    first = Run.from_json(json.loads((tmp_path / "benchmarks" / "run-1.json").read_text()))
-    assert (
-        first.results.ratio(Cell(Case("all_reduce", 2, 4), "gloo"), Cell(Case("all_reduce", 2, 4), "rankmesh-shm")) == 3
-    )
+    assert "Absent is left out." in data
+    assert "## Training steps" not in data
 
 
-def test_the_page_of_training_steps_has_both_and_their_ratio(tmp_path: Path) -> None:
+def test_the_table_of_training_steps_has_both_libraries_and_their_ratio() -> None:
     results = Results()
     for name, time in ((ddp.OURS, 10_000.0), (ddp.GLOO, 20_000.0)):
         for part in ddp.PARTS:
             results.add(Cell(ddp.case("net", part, 2, busy=4), name), [time])
-    path = tmp_path / "page.md"
-    ddp_page.write([run()], path)
-    assert not path.exists(), "a run without training steps"
-    ddp_page.write([Run(results, {"processor": "Some CPU"}, datetime(2026, 1, 2, tzinfo=UTC))], path)
-    ours, theirs = [cells(line) for line in path.read_text().splitlines() if "22 k" in line]
+    ours, theirs = [cells(line) for line in training_steps(results).splitlines() if "22 k" in line]
     assert ours[1:] == ["2", "4", "RankMesh", "10.0", "10.0", "10.0", "10.0", "12800 images", "", ""]
     assert theirs[3:] == ["gloo", "20.0", "20.0", "20.0", "20.0", "6400 images", "2.0x", "2.0x"]

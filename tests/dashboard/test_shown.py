@@ -32,6 +32,13 @@ def test_ranks_on_their_hosts(double, visit):
     page.wait_for_text("#problems-list li", f"{problem['text']} 4")
 
 
+def test_a_slow_rank(double, visit):
+    double.overview = {"ranks": [made_up.rank(0, slow=0.01), made_up.rank(1, slow=0.234)]}
+    page = visit(double.url)
+    page.wait_for_text("#count-ranks", "2")
+    assert [row[3] for row in page.rows("#hosts") if row[0].isdigit()] == ["", "23 %"]
+
+
 def test_hosts_of_one_name_that_share_no_memory_are_two(double, visit):
     ranks = [made_up.rank(each, host="node") for each in range(2)]
     ranks[1]["member"]["host_id"] = "another"

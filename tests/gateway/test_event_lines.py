@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from rankmesh_gateway.event_lines import log_events
+from rankmesh_gateway.__main__ import log_events
 from rankmesh_gateway.state.event_log import KEPT_EVENTS, EventLog
 
 

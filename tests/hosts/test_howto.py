@@ -1,4 +1,4 @@
-"""docs/hosts-howto.md: its commands are run as they stand there, on two hosts."""
+"""docs/hosts.md: its commands are run as they stand there, on two hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.processes import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.processes]
 
-PAGE = Path(__file__).parents[2] / "docs" / "hosts-howto.md"
+PAGE = Path(__file__).parents[2] / "docs" / "hosts.md"
 SECRET = "the secret that both hosts know"
 TRAIN = """\
 import os

@@ -20,9 +20,9 @@ from support.leased import AUTHORIZED, GROUP_SECONDS, LeasedJob
 from support.served_store import ServedStore
 
 from rankmesh_agent.http.app import create_store_app
-from rankmesh_gateway.http import sse
 from rankmesh_gateway.http.app import create_app as create_gateway
 from rankmesh_gateway.http.routes import events
+from rankmesh_gateway.http.routes.events import stream
 
 TOKEN = AUTHORIZED["Authorization"].removeprefix("Bearer ")
 BEYOND = {
@@ -77,15 +77,15 @@ FUZZ = pytest.mark.skipif("RANKMESH_HTTP_EXAMPLES" not in os.environ, reason="a 
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankmesh_agent.http.routes.store.LONG_POLL_SECONDS", 0.01)
     monkeypatch.setattr("rankmesh_gateway.http.handlers.LONG_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(sse, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(events, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.01)
     monkeypatch.setattr(events, "stream", first_pieces)
 
 
 async def first_pieces(*arguments: Any) -> AsyncGenerator[bytes]:
     """Yield the beginning of a stream, which has no end."""
     number = 0
-    async with contextlib.aclosing(sse.stream(*arguments)) as pieces:
+    async with contextlib.aclosing(stream(*arguments)) as pieces:
         async for piece in pieces:
             yield piece
             number += 1

@@ -19,12 +19,12 @@ from support.processes import wait_until
 from rankmesh._launcher.node_rendezvous import NodeRendezvous
 from rankmesh._rendezvous.multicast import MulticastLocator
 from rankmesh_agent.group.watchdog import Watchdog
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
+from rankmesh_agent.membership.heartbeats import HeartbeatThread
 from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.progress import wait_graph
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.transports.tcp_connection import TcpConnection
 from rankmesh_agent.wire.hello import Service, hello, preface
@@ -100,7 +100,7 @@ def test_progress_of_asynchronous_messages(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_store_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = StoreServer(SingleTable(Table(), "secret"), "secret")
+    server = StoreServer(Table(), "secret")
     monkeypatch.setattr("rankmesh_agent.store.server.accept", Step(accept))
     with contextlib.closing(server):
         for served in (False, True):

@@ -1,10 +1,12 @@
-"""A job whose gateway keeps the stores in etcd: gateways that are killed and replaced, and an etcd that stops."""
+"""A job whose gateway keeps the stores in etcd that stops, and a gateway that is replaced.
+
+test_store_history.py has gateways that are killed.
+"""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.etcd import Etcd
@@ -14,66 +16,6 @@ from support.processes import Me, Ranks
 import rankmesh as dist
 
 pytestmark = pytest.mark.processes
-
-
-def call_all(store: Any) -> None:
-    """Make every call of a store that changes something."""
-    store.set("set", "1")
-    store.set("deleted", "1")
-    assert store.delete_key("deleted")
-    assert store.add("sum", 5) == 5
-    store.append("appended", "a")
-    store.append("appended", "b")
-    assert store.compare_set("compared", "", "1") == b"1"
-    assert store.compare_set("compared", "1", "2") == b"2"
-    store.multi_set(["m1", "m2"], ["1", "2"])
-    for value in "abc":
-        store.queue_push("queue", value)
-    assert store.queue_pop("queue") == b"a"
-
-
-def check_all(store: Any) -> None:
-    """Make every call that reads, of what ``call_all`` has left."""
-    store.wait(["set", "m1"])
-    assert store.check(["set", "sum"])
-    assert not store.check(["deleted"])
-    assert store.get("set") == b"1"
-    assert store.multi_get(["sum", "appended", "compared", "m1", "m2"]) == [b"5", b"ab", b"2", b"1", b"2"]
-    assert {"set", "sum", "appended", "compared", "m1", "m2"} <= set(store.list_keys())
-    assert store.num_keys() >= 6
-    assert store.queue_len("queue") == 2
-
-
-def use(me: Me, url: str) -> None:
-    me.init(init_method=url)
-    store = dist.get_default_store()
-    if me.rank == 0:
-        call_all(store)
-    dist.barrier()
-    check_all(store)
-    me.mark(f"first-{me.rank}")
-    me.wait_for("killed")
-    check_all(store)  # waits for the next gateway
-    dist.barrier()
-    if me.rank == 1:
-        assert store.queue_pop("queue") == b"b"
-        assert store.queue_pop("queue") == b"c"
-        assert store.add("sum", 1) == 6
-    dist.barrier()
-    assert store.get("sum") == b"6"
-    assert store.queue_len("queue") == 0
-    dist.destroy_process_group()
-
-
-def test_a_gateway_that_is_killed_and_started_elsewhere_has_all(ranks: Ranks, etcd: Etcd) -> None:
-    gateway = GatewayProcess(ranks, keeps_state=False, options=[f"--store={etcd.url()}"])
-    started = ranks.start(use, 2, url=gateway.url)
-    ranks.wait_for("first-0", "first-1")
-    gateway.end()
-    ranks.mark("killed")
-    gateway.start()
-    ranks.succeed(started)
-    gateway.end()
 
 
 def fail(me: Me, url: str) -> None:

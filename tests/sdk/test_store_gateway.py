@@ -21,7 +21,6 @@ from support.processes import Me, Ranks, free_port, on_ranks
 import rankmesh as dist
 
 pytestmark = pytest.mark.processes
-KEYS = 10_000
 CALL_SECONDS = 20.0
 """Limit of a call that nothing hinders, on a busy machine."""
 
@@ -40,42 +39,6 @@ def train(me: Me, until: str) -> int:
 
 
 # The gateway
-
-
-def keep_all(me: Me, url: str) -> None:
-    me.init(init_method=url)
-    store = dist.get_default_store()
-    if me.rank == 0:
-        for first in range(0, KEYS, 1000):
-            numbers = range(first, first + 1000)
-            store.multi_set([f"key-{number}" for number in numbers], [str(number) for number in numbers])
-        store.queue_push("queue", "queued")
-    dist.barrier()
-    me.mark(f"set-{me.rank}")
-    assert train(me, "ended") > 0
-    me.mark(f"trained-{me.rank}")
-    names = [f"key-{number}" for number in range(KEYS)]
-    assert store.multi_get(names) == [str(number).encode() for number in range(KEYS)]  # waits for the gateway
-    assert store.num_keys() in (KEYS, KEYS + 1)
-    assert store.add("sum", 1) in (1, 2)
-    dist.barrier()
-    assert store.queue_len("queue") == 1
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def test_a_gateway_that_is_killed_and_started_again_has_lost_nothing(ranks: Ranks) -> None:
-    """Collectives go on meanwhile."""
-    gateway = GatewayProcess(ranks)
-    started = ranks.start(keep_all, 2, url=gateway.url)
-    ranks.wait_for("set-0", "set-1")
-    gateway.end()
-    ranks.mark("ended")
-    ranks.wait_for("trained-0", "trained-1")
-    time.sleep(0.5)
-    gateway.start()
-    ranks.succeed(started)
-    gateway.end()
 
 
 def lose_the_gateway(me: Me, url: str, comes_back: bool) -> None:

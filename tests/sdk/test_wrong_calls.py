@@ -8,9 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from support import hosting
-from support.me import GATEWAY
 from support.once import Reports, once
-from support.processes import Me, Ranks
+from support.processes import Me
 from support.wrong import CANNOT, MISMATCHED, SIZE, WRONG
 from support.wrong_attempts import check_invalid, check_mismatched, try_invalid, try_mismatched
 
@@ -25,26 +24,14 @@ def wrong_calls(me: Me) -> None:
     dist.destroy_process_group()
 
 
-def variables(ranks: Ranks, medium: str) -> dict[str, str] | Callable[[int], dict[str, str]]:
-    """Return the variables of ranks over a transport, attached to standalone agents, or on the hosts given by letters.
-
-    Ranks with different RANKMESH_SHM_DIR share no memory, as if they were on several hosts.
-    """
-    if medium == "attached":
-        return {GATEWAY: hosting.cluster({}, SIZE).url}
-    if medium in ("shm", "tcp"):
-        return {"RANKMESH_TRANSPORT": medium}
-    for host in set(medium):
-        (ranks.folder / host).mkdir()
-    return lambda rank: {"RANKMESH_SHM_DIR": str(ranks.folder / medium[rank])}
-
-
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reports]:
     """What the ranks reported over a medium."""
     return once(
         tmp_path_factory,
-        lambda ranks, medium: [rank.reported for rank in ranks.run(wrong_calls, SIZE, env=variables(ranks, medium))],
+        lambda ranks, medium: [
+            rank.reported for rank in ranks.run(wrong_calls, SIZE, env=hosting.over(medium, ranks.folder, SIZE))
+        ],
     )
 
 
@@ -52,20 +39,19 @@ over_every_medium = pytest.mark.parametrize("medium", ["shm", "tcp", "aab", "att
 
 
 @over_every_medium
-@pytest.mark.parametrize("name", WRONG)
-def test_an_invalid_call_raises_before_anything_is_sent(tried: Callable[..., Reports], medium: str, name: str) -> None:
-    check_invalid(name, tried(medium))
+def test_an_invalid_call_raises_before_anything_is_sent(tried: Callable[..., Reports], medium: str) -> None:
+    for name in WRONG:
+        check_invalid(name, tried(medium))
 
 
 @over_every_medium
-@pytest.mark.parametrize("name", MISMATCHED)
-def test_a_mismatch_raises_on_every_rank(tried: Callable[..., Reports], medium: str, name: str) -> None:
-    check_mismatched(name, tried(medium))
+def test_a_mismatch_raises_on_every_rank(tried: Callable[..., Reports], medium: str) -> None:
+    for name in MISMATCHED:
+        check_mismatched(name, tried(medium))
 
 
-@pytest.mark.parametrize("medium", CANNOT)
-def test_what_a_medium_cannot_express_is_in_the_table(medium: str) -> None:
-    for reason, pattern in CANNOT[medium].items():
+def test_what_a_medium_cannot_express_is_in_the_table() -> None:
+    for reason, pattern in [reason for reasons in CANNOT.values() for reason in reasons.items()]:
         assert any(re.fullmatch(pattern, name) for name in (*WRONG, *MISMATCHED)), reason
 
 

@@ -17,7 +17,7 @@ from support.hostile import allocations_within, fuzzed, memory_within, sequences
 from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.condition import Condition
-from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError, InvalidKeyError, InvalidValueError, ProtocolError
@@ -31,7 +31,7 @@ class Server:
 
     def __init__(self) -> None:
         self.table = Table()
-        self.server = StoreServer(SingleTable(self.table, ""), "")
+        self.server = StoreServer(self.table, "")
         self.server._thread = SimpleNamespace(start=lambda: None, is_alive=lambda: False)  # type: ignore[assignment]
         self.server._start()
         self._client: socket.socket | None = None

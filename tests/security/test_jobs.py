@@ -112,6 +112,7 @@ LISTS = [
     "/v1/snapshot",
     "/v1/overview",
     "/v1/diagnosis",
+    "/v1/stragglers",
     "/v1/rates",
     "/v1/ranks/0/snapshot",
     "/metrics",
@@ -126,7 +127,7 @@ def test_a_jobs_credential_shows_its_part_of_every_list(jobs: Jobs, path: str, o
     if path == "/v1/agents":
         assert jobs.free.name in text
         assert (jobs.names[1] in text) == bool(own)
-    elif path not in ("/v1/waiting", "/v1/rates", "/v1/groups/world/inflight"):
+    elif path not in ("/v1/waiting", "/v1/stragglers", "/v1/rates", "/v1/groups/world/inflight"):
         assert jobs.names[own] in text
     ask(jobs.url, f"{path}?job={jobs.names[own]}", jobs.tokens[own])
     for other in (f"job={jobs.names[1 - own]}", f"job={jobs.names[own]}&job={jobs.names[1 - own]}", "job="):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import runpy
 import socket
@@ -13,6 +15,43 @@ _PAGE = Path(__file__).parents[2] / "docs/diagnose.md"
 
 
 SCRIPT = "train_loop.py"
+CONTROL_GROUPS = next(
+    (path for path in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (path / "cgroup.procs").exists()),
+    None,
+)
+"""Where version 2 of control groups is mounted; None where it is not."""
+CAN_FREEZE = CONTROL_GROUPS is not None and os.access(CONTROL_GROUPS / "cgroup.procs", os.W_OK)
+LOADER = """
+def load_batch():
+    return batches.get()
+batches = queue.Queue()
+"""
+DEBUGGED = "subprocess.Popen([sys.executable, '-c', DEBUGGER])\ntime.sleep(3600)"
+DEBUGGER = """
+DEBUGGER = '''import ctypes, os, signal, time
+time.sleep(1)
+c, parent = ctypes.CDLL(None), os.getppid()
+c.prctl(1, signal.SIGKILL)  # ends with it
+for thread in os.listdir(f"/proc/{parent}/task"):
+    c.ptrace(16, int(thread), 0, 0)
+signal.pause()'''
+"""
+FREEZE = f"""
+def freeze():
+    group = "{CONTROL_GROUPS}/rankmesh-test-" + str(os.getpid())
+    os.mkdir(group)
+    open(group + "/cgroup.procs", "w").write(str(os.getpid()))
+    with open(group + "/cgroup.freeze", "w") as file:
+        file.write("1")
+"""
+"""Lines before the loop of a stuck script."""
+
+
+def remove_control_group(pid: int) -> None:
+    """Remove the control group that a process has frozen itself in, once it has ended."""
+    if CONTROL_GROUPS is not None:
+        with contextlib.suppress(OSError):
+            (CONTROL_GROUPS / f"rankmesh-test-{pid}").rmdir()
 
 
 def run_script(me: Me) -> None:
@@ -20,10 +59,11 @@ def run_script(me: Me) -> None:
     runpy.run_path(str(me.folder / SCRIPT), run_name="__main__")
 
 
-def page_rows() -> dict[str, str]:
-    """Return the table: the command's lines, separated by <br>, by the kind of stuck job."""
+def page_rows(column: int = 0) -> dict[str, str]:
+    """Return a column of the table, by the kind of stuck job: the command's lines, separated by <br>."""
     section = _PAGE.read_text().partition("## What it reports\n")[2].partition("\n## ")[0]
-    return dict(re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)[1:])
+    rows = [line[2:-2].split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return {title: cells[column] for title, *cells in rows[1:]}
 
 
 def row_of(output: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -37,6 +38,7 @@ class Relay:
 
     Attributes:
         port: its port on 127.0.0.1.
+        delay: seconds for which it holds all that it receives at once.
         seen: all that it has forwarded.
     """
 
@@ -45,6 +47,7 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.seen = b""
+        self.delay = 0.0
         self._next: tuple[str, Tamper] | None = None
         self._ends: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -86,6 +89,7 @@ class Relay:
         try:
             while data := source.recv(1 << 16):
                 self.seen += data
+                time.sleep(self.delay)
                 armed = self._next
                 if armed is not None and armed[0] == direction:
                     self._next = None

@@ -8,7 +8,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, listen_unix
 from rankmesh_agent.store.client import PendingCall, StoreClient
 from rankmesh_agent.store.command import Command
-from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.hello import Service
 
@@ -27,7 +27,7 @@ class ServedStore(StoreClient):
 
     def __init__(self, table: Table | None = None) -> None:
         self.table = table or Table()
-        self._server = StoreServer(SingleTable(self.table, ""), "", "test-store")
+        self._server = StoreServer(self.table, "", "test-store")
         self._http: HttpServer | None = None
         super().__init__("http://127.0.0.1:1")
 

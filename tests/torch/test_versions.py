@@ -11,7 +11,8 @@ import torch
 import torch.distributed as c10d
 from support.processes import Ranks
 
-from rankmesh.torch import _versions
+import rankmesh.torch
+from rankmesh.torch import _patches
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 REFUSAL = "backend 'rankmesh' needs torch 2.7 or newer, but this is torch 2.4.1: pip install 'torch>=2.7'"
@@ -19,13 +20,13 @@ REFUSAL = "backend 'rankmesh' needs torch 2.7 or newer, but this is torch 2.4.1:
 
 def test_the_extra_installs_what_the_backend_needs() -> None:
     extras = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
-    assert extras["torch"] == [f"torch>={'.'.join(map(str, _versions.OLDEST))}"]
+    assert extras["torch"] == [f"torch>={'.'.join(map(str, rankmesh.torch._OLDEST))}"]
 
 
 @pytest.mark.parametrize("version", ["2.7.0", "2.7.1+cu126", "2.13.0a0+git1", "3.0"])
 def test_newer_ones_are_not_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(torch, "__version__", version)
-    _versions.refuse_older()
+    rankmesh.torch._refuse_older()
 
 
 @pytest.mark.processes
@@ -57,5 +58,5 @@ def test_options_that_torch_2_7_leaves_incomplete_are_asynchronous() -> None:
     names = ("AllToAll", "Allreduce", "AllreduceCoalesced", "Barrier", "Gather", "Reduce")
     kinds = {f"{name}Options": type(name, (), {}) for name in names}
     kinds["ReduceOptions"].asyncOp = False  # type: ignore[attr-defined]  # complete
-    _versions.complete_options(SimpleNamespace(**kinds))
+    _patches.complete_options(SimpleNamespace(**kinds))
     assert [kind.asyncOp for kind in kinds.values()] == [True] * 5 + [False]  # type: ignore[attr-defined]

@@ -22,7 +22,6 @@ class CpuBackend(Backend):
     """Executes calls over a Segment, or over a Link.
 
     Args:
-        link: messages among the members.
         segment: memory that the members share, None if there is none.
     """
 
@@ -73,7 +72,6 @@ class HierarchicalCpuBackend(Backend):
     memory.
 
     Args:
-        link: messages among the members.
         topology: the same link, and the segment of this rank's host.
     """
 

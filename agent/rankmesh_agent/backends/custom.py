@@ -26,7 +26,6 @@ class CustomBackend(Backend):
             ``all_gather(outputs, array)``, ``gather(outputs, array, root)``, ``scatter(output, inputs, root)``,
             ``reduce_scatter(output, inputs, op)``, ``all_to_all(outputs, inputs)``, ``barrier()``, and optionally
             ``close()``. Arrays are one-dimensional, contiguous NumPy arrays, filled in place; roots are group ranks.
-        link: messages among the members.
     """
 
     def __init__(self, name: str, engine: Any, link: MessageLink) -> None:

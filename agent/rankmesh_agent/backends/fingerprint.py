@@ -51,7 +51,6 @@ def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> Coll
     """Return the error that lists the ranks' calls, and names the ranks whose calls differ from this rank's.
 
     Args:
-        context: this rank's call.
         calls: by group rank, the rank's call and its details.
     """
     ranked = list(zip(context.global_ranks, calls, strict=True))

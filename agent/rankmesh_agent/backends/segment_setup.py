@@ -22,7 +22,6 @@ class Agreement(NamedTuple):
     """Slots and reads of memory that the ranks of a job on one host have agreed on, for all of its groups.
 
     Attributes:
-        slot_bytes: bytes of a slot.
         shares_cores: whether a rank shares its core with others.
         processes: see Segment.processes; empty unless all ranks may read each other's memory.
     """
@@ -37,10 +36,7 @@ class SegmentOptions(NamedTuple):
 
     Attributes:
         allowed: whether it may share memory at all.
-        directory: directory of the segment's file.
-        job: part of the file's name.
         slot_bytes: bytes of a slot; the members take the least of theirs.
-        oversubscribed: see Segment.
         strict: raise if not all members can share one segment.
         warn: logs why the members share no memory, with the arguments of Logger.warning.
         agreement: that of all ranks of the job, None as long as there is none.
@@ -66,8 +62,6 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
 
     Args:
         link: messages among the members; a call has begun on it.
-        layout: the members on each host.
-        options: how this member shares memory.
 
     Returns:
         This host's segment, of this rank alone where the host has no other member; None if a host cannot have one, or

@@ -6,15 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import (
-    Array,
-    DirectLink,
-    Exchange,
-    Link,
-    as_bytes,
-    chunks,
-    shards,
-)
+from rankmesh_agent.collectives.link import Array, DirectLink, Exchange, Link, as_bytes, chunks, shards
 from rankmesh_agent.collectives.reduce_scatter import (
     MAX_UNFINISHED,
     reduce_chunks,

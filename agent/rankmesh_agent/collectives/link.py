@@ -29,8 +29,6 @@ class Link(ABC):
     """Messages among the ranks of a group, during one call.
 
     Attributes:
-        rank: this rank in the group.
-        size: ranks in the group.
         shares_cores: whether a host has more ranks than cores: then the number of all messages counts, not that of the
             steps. Equal at all ranks.
     """
@@ -66,7 +64,6 @@ class Link(ABC):
 
         Args:
             to: group rank of the receiver, None for none in this step.
-            payload: the bytes to send.
             source: group rank of the sender, None for none in this step.
 
         Returns:
@@ -116,7 +113,6 @@ class DirectLink(Link):
         For few ranks: 2 (size - 1) messages, the fewest of all arrivals, of which the root sends half.
 
         Args:
-            root: group rank of the root.
             payload: bytes for the root, at most frames.SMALL.
             respond: callback of the root that maps the payloads, by rank, to the response, or to those by rank, of at
                 most frames.SMALL bytes.

@@ -6,16 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import (
-    Array,
-    DirectLink,
-    Exchange,
-    Link,
-    as_bytes,
-    chunks,
-    pipelined,
-    shards,
-)
+from rankmesh_agent.collectives.link import Array, DirectLink, Exchange, Link, as_bytes, chunks, pipelined, shards
 from rankmesh_agent.collectives.reduction import (
     CACHE_BYTES,
     combine,
@@ -173,11 +164,8 @@ def reduce_chunks(
     The next piece is in transit while this one is reduced and used. Ranks whose input is shorter yield empty arrays.
 
     Args:
-        link: messages among the ranks.
         output: destination of the result; it may be this rank's own input. None selects memory that holds a piece until
             the piece after the next is yielded.
-        inputs: arrays for each rank to reduce.
-        op: reduction operation.
     """
     rank, size = link.rank, link.size
     mine = inputs[rank]

@@ -87,7 +87,6 @@ def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
         op: an operation that ``check_op`` accepts. PREMUL_SUM only adds: the caller applies ``premultiplied`` before.
         parts: at least one array of ``out``'s dtype and length; only the first two may overlap ``out``, and only if
             they are ``out`` itself.
-        out: destination.
     """
     ufunc = _SINGLE_UFUNC.get((op, out.dtype))
     if ufunc is not None and len(parts) > 1:
@@ -136,8 +135,6 @@ def partial_dtype(op: ReduceOp, dtype: np.dtype[Any], members: int) -> np.dtype[
     """Return the dtype of partial results in which the rest of a reduction loses no precision.
 
     Args:
-        op: reduction operation.
-        dtype: dtype of the arrays.
         members: total number of ranks in the reduction.
     """
     if op is ReduceOp.AVG and dtype.kind in "iu":
@@ -152,7 +149,6 @@ def combine_to_partial(op: ReduceOp, parts: Sequence[Array], out: Array) -> None
     """Reduce the arrays of some ranks, in rank order, to a partial result for ``combine_partials``.
 
     Args:
-        op: reduction.
         parts: at least one array.
         out: array of ``partial_dtype`` and of equal length; overlaps none of them, but see ``combine`` for equal
             dtypes.
@@ -173,11 +169,9 @@ def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out:
     """Reduce partial results, in their order, to the result: round once, and divide an average once.
 
     Args:
-        op: reduction.
         partials: results of ``combine_to_partial``, at least one; none overlaps ``out``, but see ``combine`` for equal
             dtypes.
         members: total number of ranks in the reduction.
-        out: destination.
     """
     average = op is ReduceOp.AVG
     plain = ReduceOp.SUM if average else op

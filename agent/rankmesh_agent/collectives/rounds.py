@@ -31,7 +31,6 @@ class Rounds:
     """The rounds of one call, whose first one is the arrival.
 
     Args:
-        link: messages among the ranks.
         most: bytes of the longest message in any round, equal at all ranks. If they are more than frames.SMALL, or
             ranks share cores, the arrival comes before, and only messages that are not empty are sent.
     """
@@ -66,9 +65,6 @@ def allreduce_bytes(link: Link, payload: Payload, merge: Merge, most: int = 0) -
     Steps: log2 size, and 2 if size is no power of two. Each rank sends its bytes in each.
 
     Args:
-        link: messages among the ranks.
-        payload: of this rank.
-        merge: see Merge.
         most: bytes of every payload; at most frames.SMALL if they differ.
     """
     if link.shares_cores and most <= SMALL:

@@ -46,7 +46,6 @@ class Row(NamedTuple):
     """An algorithm, and the calls that take it if they take none of an earlier row.
 
     Attributes:
-        algorithm: the algorithm.
         limits: the most bytes a rank, by the least number of ranks for which that holds; begins with 2 ranks.
         able: the most bytes that the algorithm can take; "slot" is a slot of the group's shared memory, "lane" that
             divided by the number of ranks.
@@ -91,10 +90,7 @@ TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
         Row(all_reduce.halving_link, _HALVING),
         Row(all_reduce.ring_link),
     ),
-    (OpType.ALL_REDUCE, "hosts"): (
-        Row(leaders.all_reduce, {2: 64 * _KIB}, "slot"),
-        Row(hosts.all_reduce),
-    ),
+    (OpType.ALL_REDUCE, "hosts"): (Row(leaders.all_reduce, {2: 64 * _KIB}, "slot"), Row(hosts.all_reduce)),
     (OpType.REDUCE, "segment"): (Row(reduce.small_segment, {2: _MIB}, "slot"), Row(reduce.chunked_segment)),
     (OpType.REDUCE, "registered"): (
         Row(reduce.small_segment, {2: _MIB, 4: 512 * _KIB}, "slot"),
@@ -208,29 +204,22 @@ HIERARCHICAL: frozenset[Algorithm] = frozenset(
 
 
 def algorithm(
-    kind: OpType,
-    medium: Medium,
-    nbytes: int,
-    size: int,
-    slot_bytes: int | None = None,
-    *,
-    shares_cores: bool = False,
+    kind: OpType, medium: Medium, nbytes: int, size: int, slot_bytes: int | None = None, *, shares_cores: bool = False
 ) -> Algorithm:
-    """Return the algorithm for a call.
-
-    Args:
-        kind: the collective.
-        medium: medium of the group.
-        nbytes: bytes each rank contributes.
-        size: ranks in the group.
-        slot_bytes: bytes of a segment's slot.
-        shares_cores: whether ranks share cores.
-    """
+    """Return the algorithm for a call."""
     return next(
         row.algorithm
         for row in rows_of(kind, medium)
         if (shares_cores or not row.only) and nbytes <= min(row.limit(size), row.most(size, slot_bytes))
     )
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """Return the name of an algorithm of the table, as docs/algorithms.md has it; empty for any other function."""
+    module = getattr(algorithm, "__module__", "").rpartition(".")
+    if module[0] != __name__.rpartition(".")[0]:
+        return ""
+    return f"{module[2]}.{algorithm.__name__}" if algorithm in HIERARCHICAL else algorithm.__name__
 
 
 def algorithms(

@@ -90,7 +90,6 @@ class Launcher:
     """A launcher, as one of its processes sees it.
 
     Attributes:
-        kind: the launcher.
         rank, world_size: this process's rank, and the number of processes; None if unknown.
         local_rank, local_world_size: the same among the processes on its host.
         problem: reason why this process does not use the launcher's rank and world size, and the remedy; empty if it

@@ -24,12 +24,7 @@ class DeviceArray:
     """A view of elements in GPU memory, with the part of numpy.ndarray's interface that collectives use.
 
     Args:
-        pointer: address of the first element.
-        size: number of elements.
-        dtype: element type.
-        device: CUDA device number in this process.
         owner: object that keeps the memory alive.
-        streams: current streams of the array's library.
 
     Attributes:
         factor: by which PREMUL_SUM multiplies the elements as it reads them; None for 1.
@@ -40,13 +35,7 @@ class DeviceArray:
     ndim = 1
 
     def __init__(
-        self,
-        pointer: int,
-        size: int,
-        dtype: np.dtype[Any],
-        device: int,
-        owner: object,
-        streams: Streams,
+        self, pointer: int, size: int, dtype: np.dtype[Any], device: int, owner: object, streams: Streams
     ) -> None:
         self.pointer = pointer
         self.size = size

@@ -6,10 +6,12 @@ the calling thread's current device, which ``DeviceGuard`` sets.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import platform
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,26 +104,17 @@ def nccl() -> Any:
     return nccl
 
 
-class CudaErrors:
-    """Context manager that raises CUDA's errors as DistBackendError.
-
-    Args:
-        operation: in progress, for the error message.
-    """
-
-    __slots__ = ("_operation",)
-
-    def __init__(self, operation: str) -> None:
-        self._operation = operation
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, DistBackendError):
-            return
+@contextlib.contextmanager
+def cuda_errors(operation: str) -> Iterator[None]:
+    """Raise CUDA's errors in a block as DistBackendError, which names the operation in progress."""
+    try:
+        yield
+    except DistBackendError:
+        raise
+    except Exception as error:
         if isinstance(error, RuntimeError | MemoryError | nccl().NCCLError):  # CuPy's are of the first two kinds
-            raise DistBackendError(f"{self._operation}: {error}") from error
+            raise DistBackendError(f"{operation}: {error}") from error
+        raise
 
 
 # Devices
@@ -146,9 +139,6 @@ class DeviceGuard:
 
     A new thread's current device is 0. To restore it would create a context there, half a gigabyte of a GPU that may be
     another rank's.
-
-    Args:
-        device: number of the device.
     """
 
     __slots__ = ("_before", "_device")

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
 
 from rankmesh_agent.diagnostics.stacks import OWN_PACKAGES, origin
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.wire.schemas import StackFrame, ThreadStack
+from rankmesh_agent.wire.schemas import ResourceUsage, StackFrame, ThreadStack
 from rankmesh_agent.wire.snapshot import ProcessView
 
 _PROC = Path("/proc")
@@ -40,14 +41,14 @@ def view(pid: int, seconds: float) -> ProcessView:
         pid: the process.
         seconds: time limit of py-spy, which takes some 30 ms.
     """
-    began, used = time.monotonic(), scheduled(pid).ran
+    began, used = time.monotonic(), _ran(pid)
     found = ProcessView(state_of(pid))
     if found.state in ("", "-", "Z", "X"):
         return found
     found.frozen, found.wchan, found.swap_bytes = _frozen(pid), _read(pid, "wchan").strip("0"), _swap_bytes(pid)
     found.stacks, found.no_stacks = _stacks(pid, Deadline(seconds))
     time.sleep(max(0.0, began + _SAMPLE_SECONDS - time.monotonic()))
-    found.cpu = max(0.0, scheduled(pid).ran - used) / (time.monotonic() - began)
+    found.cpu = max(0.0, _ran(pid) - used) / (time.monotonic() - began)
     return found
 
 
@@ -73,18 +74,22 @@ def _read(pid: int | str, name: str) -> str:
         return ""
 
 
-class SchedStat(NamedTuple):
-    """Seconds that the live threads of a process have run, and that they were ready and waited for a core."""
+def own_usage() -> ResourceUsage:
+    """Return what this process has used so far."""
+    times = _read("self", "schedstat").split()  # of the main thread; empty if the kernel does not tell
+    waited = int(times[1]) * 1e-9 if times else 0.0
+    return ResourceUsage(time.process_time(), waited, getrusage(RUSAGE_SELF).ru_majflt)
 
-    ran: float
-    waited: float
 
-
-def scheduled(pid: int | str = "self") -> SchedStat:
-    """Return the times of a process in the kernel's scheduler; zeros if they cannot be read."""
+def _ran(pid: int) -> float:
+    """Return the seconds that the live threads of a process have run; 0 if they cannot be read."""
     texts = [_read(pid, f"task/{thread.name}/schedstat") for thread in (_PROC / str(pid) / "task").glob("*")]
-    ran, waited = (sum(int(text.split()[number]) for text in texts if text) for number in range(2))
-    return SchedStat(ran * 1e-9, waited * 1e-9)
+    return sum(int(text.split()[0]) for text in texts if text) * 1e-9
+
+
+def memory_bytes() -> int:
+    """Return the memory in RAM of this process; 0 if it cannot be read."""
+    return int((_read("self", "statm") or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _swap_bytes(pid: int) -> int:

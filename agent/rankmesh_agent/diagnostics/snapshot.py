@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Any, Final
 
-from rankmesh_agent.diagnostics.process import scheduled
+from rankmesh_agent.diagnostics.process import memory_bytes, own_usage
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
 from rankmesh_agent.net.stream import FramedStream
 from rankmesh_agent.net.stream_server import StreamServer
+from rankmesh_agent.progress.status import Status
 from rankmesh_agent.store.client import Call as StoreCall
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import Credentials
@@ -25,8 +26,10 @@ from rankmesh_agent.wire.snapshot import (
     MAX_CALLS,
     MAX_ENDED,
     RANK_BYTES,
+    WATCH_SECONDS,
     ProcessView,
     RankSnapshot,
+    RankWaits,
     SnapshotCall,
     SnapshotGroup,
     SnapshotStoreWait,
@@ -35,6 +38,8 @@ from rankmesh_agent.wire.snapshot import (
 _MAX_CLIENTS = 8
 """Authenticated clients that are served at once; more wait."""
 _MAX_KEYS = 10
+_MOMENT_SECONDS = 0.005
+"""Mean time between two looks at the waits: at random, as steps may be as regular."""
 _MAX_ERROR_CHARACTERS = 500
 _BEGIN: Final = 3
 """Index of the begin in a Record."""
@@ -53,10 +58,27 @@ def snapshot(
 ) -> RankSnapshot:
     """Return the snapshot of a rank; for the arguments see RankSnapshot and ``add_calls``."""
     found = RankSnapshot(job, epoch, rank, attached, stacks=stacks(), clock=_clock(), cpu_seconds=time.process_time())
-    found.core_wait_seconds, found.major_faults = scheduled().waited, getrusage(RUSAGE_SELF).ru_majflt
-    found.monotonic = time.monotonic()
+    found.monotonic, found.memory_bytes, found.core_wait_seconds = (
+        time.monotonic(),
+        memory_bytes(),
+        own_usage().core_wait,
+    )
     add_calls(found, recorder, awaited, store_waits, found.monotonic, max_ended)
     return found
+
+
+def watch_waits(waits: Callable[[], Iterable[Status]]) -> RankWaits:
+    """Return which ranks this process waits for in collectives in the next WATCH_SECONDS, at some 200 moments.
+
+    Args:
+        waits: returns its calls and messages that wait.
+    """
+    end, counted, moments = time.monotonic() + WATCH_SECONDS, Counter[int](), 0
+    while time.monotonic() < end:
+        counted.update({number for wait in waits() if wait.seq >= 0 for _, number in wait.waits_for})
+        moments += 1
+        time.sleep(random.uniform(0.5, 1.5) * _MOMENT_SECONDS)
+    return RankWaits({str(rank): count / moments for rank, count in counted.items()})
 
 
 def add_calls(
@@ -76,6 +98,7 @@ def add_calls(
         max_ended: maximum number of ended calls of a group.
     """
     groups, active, records = recorder.snapshot()
+    algorithms = recorder.algorithms()
     found.groups += [SnapshotGroup(group.id, group.name, list(group.ranks), group.seq) for group in groups]
     failed_since = [record for record in records if _has_failed_since(record, at)]
     in_flight: dict[object, Record] = {}
@@ -87,7 +110,7 @@ def add_calls(
             in_flight[key] = record
     for record in list(in_flight.values())[:MAX_CALLS]:
         begin = record[_BEGIN]
-        call = _call(record, at - begin)
+        call = _call(record, at - begin, algorithms)
         call.awaited = call.peer is None or begin in awaited
         found.calls.append(call)
     since = set(map(id, failed_since))
@@ -97,7 +120,7 @@ def add_calls(
             latest[record[0].id].append(record)
     for record in (record for records in latest.values() for record in records):
         _, _, _, begin, end, error, _ = record
-        call = _call(record, at - (end or at))
+        call = _call(record, at - (end or at), algorithms)
         call.error, call.seconds = error[:_MAX_ERROR_CHARACTERS], (end or begin) - begin
         found.ended.append(call)
     found.store_waits += [
@@ -113,10 +136,12 @@ def _has_failed_since(record: Record, at: float) -> bool:
     return bool(error) and (end or at) >= at
 
 
-def _call(record: Record, age: float) -> SnapshotCall:
+def _call(record: Record, age: float, algorithms: Mapping[str, Mapping[Call, str]]) -> SnapshotCall:
     owner, what, seq = record[:3]
     found = SnapshotCall(owner.id, seq, op_name(what), describe(record), max(0.0, age), nbytes=record[-1])
-    if not isinstance(what, Call):
+    if isinstance(what, Call):
+        found.algorithm = algorithms.get(owner.id, {}).get(what, "")
+    else:
         _, _, _, found.peer, found.tag = what
     return found
 
@@ -136,12 +161,12 @@ class SnapshotServer(StreamServer[FramedStream]):
     Args:
         take: returns the document for a client: a snapshot, None if there is no rank.
         credentials: see StreamServer.
-        service: SNAPSHOT; RECORDS, with more calls; or PROCESS, whose clients name a rank.
+        service: SNAPSHOT; RECORDS, with more calls; WAITS; or PROCESS, whose clients name a rank.
     """
 
     def __init__(
         self,
-        take: Callable[[Client], RankSnapshot | ProcessView | None],
+        take: Callable[[Client], RankSnapshot | ProcessView | RankWaits | None],
         credentials: Callable[[], Credentials],
         service: Service = Service.SNAPSHOT,
     ) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from rankmesh_agent.wire.schemas import FrameOrigin, StackFrame, ThreadStack
 
 OWN_PACKAGES = ("rankmesh", "rankmesh_agent", "rankmesh_gateway")
+_LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python3.")
 _MAX_FRAMES = 200
 """Maximum frames of one thread; of a deeper stack, the innermost ones."""
 
@@ -63,7 +64,7 @@ def origin(file: str, module: object) -> FrameOrigin:
         return "rankmesh"
     if file.endswith((".pyx", ".pxi")):  # compiled by Cython: a path in the source tree of its package
         return "rankmesh" if "rankmesh_agent/native/" in file else "library"
-    if file.startswith(_library_prefixes()) or "/site-packages/" in file or "/dist-packages/" in file:
+    if file.startswith(_library_prefixes()) or any(part in file for part in _LIBRARY_PARTS):
         return "library"
     return "user"
 

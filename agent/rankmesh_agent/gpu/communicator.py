@@ -37,13 +37,6 @@ class GpuCommunicator(Communicator):
 
     A synchronous call is enqueued on the caller's current stream, and returns. An asynchronous call is enqueued on a
     stream of the group's own, which first waits for the work that the current stream has by then.
-
-    Args:
-        host: the group's communicator for arrays in host memory.
-        backend: runs the collectives and the messages.
-
-    Attributes:
-        gpu_backend: the backend that runs the calls.
     """
 
     on_device = True
@@ -88,7 +81,7 @@ class GpuCommunicator(Communicator):
         launch_options = options
         if options.on_complete is not None or options.result:  # both are the launch's
             launch_options = options._replace(on_complete=None, result=[])
-        arguments = launch, _WatchedLaunches(self, self._watchdog, launch), *arguments
+        arguments = launch, _watched(self, self._watchdog, launch), *arguments
         queued = self.queue.submit(key, arguments, launch_options, launches=True)
         if not options.async_op:
             return None
@@ -96,12 +89,7 @@ class GpuCommunicator(Communicator):
         return LaunchedWork(launch, queued, options.result, self._watchdog.future_of)
 
     def _new_launch(
-        self,
-        description: str,
-        arrays: Sequence[DeviceArray],
-        options: Options,
-        peers: Sequence[int],
-        purpose: str = "",
+        self, description: str, arrays: Sequence[DeviceArray], options: Options, peers: Sequence[int], purpose: str = ""
     ) -> Launch:
         """Return a launch on the caller's current stream, for an asynchronous call on one of the group's own."""
         # There is one such stream for collectives, and one for the messages to, and from, each peer: on a shared stream
@@ -190,8 +178,8 @@ class GpuCommunicator(Communicator):
         """Enqueue messages together. All ranks connect the pairs in the same order, which rules out a deadlock."""
         launches = [message.launch for message in messages]
         pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in messages}
-        watched = _WatchedLaunches(self, self._watchdog, *launches)
-        with runtime.DeviceGuard(launches[0].device), watched, runtime.CudaErrors("messages between GPUs"):
+        watched = _watched(self, self._watchdog, *launches)
+        with runtime.DeviceGuard(launches[0].device), watched, runtime.cuda_errors("messages between GPUs"):
             for sender, receiver in sorted(pairs):
                 launch = pairs[sender, receiver].launch
                 with runtime.DeviceGuard(launch.device):
@@ -242,47 +230,23 @@ class GpuCommunicator(Communicator):
         self._events.close()
 
 
-class _WatchedLaunches:
-    """Context manager that has the watchdog watch launches, and from the start: only ``abort`` ends a wait in NCCL.
-
-    The device of the first launch is current.
-
-    Args:
-        comm: of the launches.
-        watchdog: watches them.
-        launches: a collective's, or those of messages that are enqueued together.
-
-    Raises:
-        DistError: the group has failed, which is why the launches could not be enqueued.
-    """
-
-    __slots__ = ("_comm", "_launches", "_watchdog")
-
-    def __init__(self, comm: GpuCommunicator, watchdog: GpuWatchdog, *launches: Launch) -> None:
-        self._comm, self._watchdog, self._launches = comm, watchdog, launches
-
-    def __enter__(self) -> None:
-        for launch in self._launches:
-            self._watchdog.add(launch)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._give_up(error)
-            return
-        try:
-            for launch in self._launches:
-                with runtime.DeviceGuard(launch.device):
-                    launch.record_end()
-        except BaseException as failed:
-            self._give_up(failed)
-            raise
-
-    def _give_up(self, error: BaseException) -> None:
-        for launch in self._launches:
-            self._watchdog.remove(launch)
-        failure = self._comm.failure
+@contextlib.contextmanager
+def _watched(comm: GpuCommunicator, watchdog: GpuWatchdog, *launches: Launch) -> Iterator[None]:
+    """Have launches watched from the start, as only ``abort`` ends a wait in NCCL; raise the failure of a group."""
+    for launch in launches:
+        watchdog.add(launch)
+    try:
+        yield
+        for launch in launches:
+            with runtime.DeviceGuard(launch.device):
+                launch.record_end()
+    except BaseException as error:
+        for launch in launches:
+            watchdog.remove(launch)
+        failure = comm.failure
         if failure is not None and isinstance(error, Exception):
             raise failure from error
+        raise
 
 
 class _Message(NamedTuple):

@@ -23,11 +23,8 @@ def share(host: Communicator, value: bytes, size: int, subject: str, deadline: D
     """Return the values of all ranks, by group rank; a synchronous collective call.
 
     Args:
-        host: the communicator.
         value: this rank's, of at most ``size`` bytes.
         size: bytes of a value; equal at all ranks, as the values are not.
-        subject: what is exchanged.
-        deadline: of the call.
     """
     mine = _padded(value, size)
     found = [np.empty_like(mine) for _ in range(host.size)]

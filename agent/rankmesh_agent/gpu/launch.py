@@ -49,18 +49,12 @@ class Launch:
     """One call on one GPU, from its launch until the GPU has completed it.
 
     Args:
-        description: of the call, for error messages.
         arrays: the call's arrays, kept alive until it has ended.
-        stream: the stream it is launched on.
         options: of the call; ``on_complete`` enqueues the caller's work behind it, a copy back from a staging array.
-        events: the pool that its completion event comes from.
         peers: group ranks that the call waits for.
 
     Attributes:
-        deadline: of the call.
-        device, streams: of the arrays.
         ended: whether the call was found to be completed, or has failed.
-        error: of a call that failed, else None.
         future: the future that completes with the call, once one was requested.
         seq, fingerprint: of the collective, the same at all ranks; 0 for a message.
     """
@@ -181,10 +175,7 @@ class LaunchedWork(Work):
     """Work of an asynchronous call on arrays on GPUs. ``wait`` makes the current stream wait, not the host.
 
     Args:
-        launch: the call.
         queued: the Work of the launch itself, which waits for earlier calls of the group; None if it is launched.
-        result: the caller's arrays.
-        future_of: returns a future that completes with a launch.
         source: global rank that a message comes from, None for other calls.
     """
 

@@ -51,13 +51,7 @@ _Key = tuple[tuple[int, ...], int]
 
 
 class _NcclRank:
-    """This process's membership of an NCCL communicator, for one GPU.
-
-    Args:
-        nccl: NCCL's functions.
-        comm: the communicator.
-        rank, size: in the communicator.
-    """
+    """This process's membership of an NCCL communicator, for one GPU."""
 
     def __init__(self, nccl: Any, comm: Any, rank: int, size: int) -> None:
         self._nccl = nccl
@@ -173,7 +167,7 @@ class NcclBackend(Backend):
         """Enqueue a call, given the Launch, what watches it as a context manager, and the call's own arguments."""
         launch, watched, *own = arguments
         launch.seq, launch.fingerprint = context.seq, context.call.fingerprint
-        with runtime.DeviceGuard(launch.device), watched, runtime.CudaErrors(launch.description):
+        with runtime.DeviceGuard(launch.device), watched, runtime.cuda_errors(launch.description):
             algorithm(launch, *own)
 
     def _call(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
@@ -289,7 +283,7 @@ class NcclBackend(Backend):
         size, rank, device = len(ranks), list(ranks).index(self._rank), launch.device
 
         def connect() -> _NcclRank:
-            with runtime.DeviceGuard(device), runtime.CudaErrors(why):
+            with runtime.DeviceGuard(device), runtime.cuda_errors(why):
                 comm = self._nccl.comm_init_rank(size, self._nccl.UniqueId.from_buffer(value), rank)
                 return _NcclRank(self._nccl, comm, rank, size)
 

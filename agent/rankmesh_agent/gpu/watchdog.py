@@ -33,7 +33,6 @@ class GpuWatchdog:
 
     Args:
         comm: the group's communicator for host memory, which has the group's failure and global ranks.
-        backend: runs the calls.
     """
 
     def __init__(self, comm: Communicator, backend: NcclBackend) -> None:

@@ -24,10 +24,6 @@ class CallMonitor:
     """Reports the calls of this rank that take long, and finds out from the other members' reports what is wrong.
 
     Every rank that has come as far as a reported call, or further, replies: the others are missing.
-
-    Args:
-        state: of the group.
-        calls: the calls that the ranks have reported.
     """
 
     def __init__(self, state: LocalGroupState, calls: CallTable) -> None:
@@ -69,9 +65,7 @@ class CallMonitor:
 
         Args:
             seq: number of the collective, 0 for a message.
-            fingerprint: of the collective.
             description: of the call, as all ranks describe it.
-            deadline: of the call.
             peers: the members whose loss ends the call; by default those that have not come to it.
         """
         state = self._state

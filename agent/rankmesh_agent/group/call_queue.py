@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rankmesh_agent import native
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.collectives.reduction import check_op
-from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.collectives.select import Algorithm, name_of
 from rankmesh_agent.group.flight_recorder import Record, error_text
 from rankmesh_agent.group.native_calls import NativeCalls, Submit
 from rankmesh_agent.group.options import Options
@@ -40,11 +40,7 @@ class Plan(NamedTuple):
     """Execution plan of a call; made and validated once for all calls with the same key.
 
     Attributes:
-        call: the call.
-        algorithm: the function that executes it.
-        stats: statistics that count it.
         nbytes: bytes of its largest contribution, None where each rank's differ.
-        backend: runs the algorithm.
         native: the plan of the compiled core, None for a call that it does not carry out.
     """
 
@@ -62,11 +58,7 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class _QueuedCall:
-    """A call in the queue: the call, when it was queued, its bytes, its Work, and whether it has begun.
-
-    Attributes:
-        execute: executes the call in the worker thread.
-    """
+    """A call in the queue: when it was queued, what executes it in the worker thread, and whether it has begun."""
 
     call: Call
     since: float
@@ -80,7 +72,6 @@ class CallQueue:
     """One rank's calls in a group, one after the other.
 
     Args:
-        state: of the group.
         backend: executes the calls on arrays in host memory; ``use_backend`` installs others.
     """
 
@@ -128,8 +119,6 @@ class CallQueue:
 
         Args:
             key: the fields of its Call, equal at all ranks; a key that was used before has its plan already.
-            arguments: the algorithm's.
-            options: see Options.
             launches: the call only launches work, on a GPU: also an asynchronous one is executed now, if it is the only
                 one.
 
@@ -199,6 +188,10 @@ class CallQueue:
         return ([] if active is None else [active]) + [
             (state, call, seq, since, None, "", nbytes) for call, seq, since, nbytes in waiting
         ]
+
+    def algorithms(self) -> dict[Call, str]:
+        """Return the names of the algorithms of the calls that have a plan. For any thread."""
+        return {plan.call: name_of(plan.algorithm) for plan in self._plans.copy().values()}
 
     def execute(
         self,

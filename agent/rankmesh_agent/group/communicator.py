@@ -22,7 +22,7 @@ from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError
-from rankmesh_agent.wire.ops import OpType, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, GroupInfo
 from rankmesh_agent.wire.stats import OpStats
 
@@ -40,20 +40,11 @@ class Communicator(ABC):
     """One rank's side of a group, like an MPI communicator.
 
     Args:
-        group: id of the group, equal at all members.
-        name: name of the group.
-        ranks: ranks of the members in the job, by group rank.
-        rank: this process's rank in the job.
         timeout: default seconds a call may take; ``set_timeout`` changes it.
 
     Attributes:
-        id: of the group.
-        rank: this process's group rank.
-        size: number of members.
         batch: records the collectives of a thread in place of ``submit``; None while all are executed.
         default_options: options of a synchronous call without any of its own; has the default timeout.
-        state: failure state of the group.
-        queue: the group's calls.
     """
 
     state: GroupState
@@ -151,12 +142,7 @@ class Communicator(ABC):
         return self
 
     def use_custom_backend(self, name: str, engine: Any) -> None:
-        """Have the user's engine execute the collectives from now on; all members do so at the same point.
-
-        Args:
-            name: the name that ``get_backend()`` returns.
-            engine: see CustomBackend.
-        """
+        """Have the user's engine execute the collectives from now on; all members do so at the same point."""
         raise DistBackendError(f"no engine can execute the calls of group {self.name!r}")
 
     def end_in_child(self) -> None:
@@ -170,12 +156,7 @@ class Communicator(ABC):
         self.state.abort(error)
 
     def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
-        """Return the error of a wait for members of which one is lost, None as far as all are there.
-
-        Args:
-            members: group ranks that a call waits for.
-            during: description of the call.
-        """
+        """Return the error of a wait for members of which one is lost, None as far as all are there."""
         return None
 
     @abstractmethod
@@ -204,6 +185,10 @@ class Communicator(ABC):
     def active_records(self) -> list[Record]:
         """Return the group's calls and messages that have not ended."""
         return [record for each in self.recorded() for record in each.active_records()]
+
+    def algorithms(self) -> Mapping[Call, str]:
+        """Return the names of the algorithms of calls, as far as they are known."""
+        return self.queue.algorithms()
 
     def op_stats(self) -> Mapping[str, OpStats]:
         """Return the group's statistics, by operation."""

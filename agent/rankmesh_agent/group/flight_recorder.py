@@ -95,6 +95,9 @@ class RecordedGroup(RecordedCalls, Protocol):
     def state(self) -> RecordOwner:
         """The group, as its records name it."""
 
+    def algorithms(self) -> Mapping[Call, str]:
+        """Return the names of the algorithms of calls, as far as they are known. For any thread."""
+
 
 class FlightRecorder:
     """One process's flight recorder, and the statistics of its groups.
@@ -103,7 +106,6 @@ class FlightRecorder:
         capacity: number of calls and messages to keep, 0 for none.
 
     Attributes:
-        latest: the records of the calls and messages that ended last.
         on_failure: called with the failure of a group; and with the timeout of a message, and its begin by the
             monotonic clock. It must not wait.
     """
@@ -198,12 +200,16 @@ class FlightRecorder:
             active = [record for group in self._groups for record in group.active_records()]
             return [group.state for group in self._groups], active, list(self.latest.copy())
 
+    def algorithms(self) -> dict[str, Mapping[Call, str]]:
+        """Return the names of the algorithms of calls, by the groups' ids."""
+        with self._lock:
+            return {group.state.id: group.algorithms() for group in self._groups}
+
     def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:
         """Return the records: of the calls that have ended, in that order, then of those that have not.
 
         Args:
             group: name or id, to return only that group's.
-            last: number of records to return, the latest.
         """
         with self._lock:
             records = [*self.latest.copy(), *(record for group in self._groups for record in group.active_records())]

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.backends.base import Backend
+from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
 from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.backends.registered import Outcome
-from rankmesh_agent.backends.segment_setup import SegmentOptions
-from rankmesh_agent.backends.selection import first_backend, select_backend
+from rankmesh_agent.backends.segment_setup import SegmentOptions, create_segment
+from rankmesh_agent.backends.self import SelfBackend
+from rankmesh_agent.collectives.hosts import HierarchicalLink, layout_of
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.call_monitor import CallMonitor
 from rankmesh_agent.group.call_queue import CallQueue
@@ -27,6 +29,7 @@ from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.progress.status import Status
+from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -39,17 +42,7 @@ _ENTER, _PART, _ABORT = Opcode.ENTER, Opcode.PART, Opcode.ABORT
 
 
 class LocalCommunicator(Communicator, FrameSink):
-    """One rank's side of a group whose messages this process's progress engine moves.
-
-    Args:
-        state: of the group.
-        timeout: see Communicator.
-
-    Attributes:
-        engine, recorder: those of the state.
-        matcher: matches the engine's point-to-point messages to receives.
-        messages: the group's point-to-point messages.
-    """
+    """One rank's side of a group whose messages this process's progress engine moves."""
 
     state: LocalGroupState
     link: MessageLink
@@ -66,7 +59,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.launch_monitor = CallMonitor(state, self.link.launches)
         self.matcher = MessageMatcher(engine, group, self.state.global_rank, self.state.on_misfit)
         self.messages = GroupMessages(self.state, self.matcher)
-        self.queue = CallQueue(self.state, first_backend(self.link))
+        self.queue = CallQueue(self.state, SelfBackend() if self.size == 1 else CpuBackend(self.link))
         self.submit = self.queue.submit
         self.message_at_once = self.messages.at_once
         self._others = frozenset(self.ranks) - {engine.rank}
@@ -110,22 +103,26 @@ class LocalCommunicator(Communicator, FrameSink):
 
         Args:
             hosts: equal for members that see the same shared memory, by group rank.
-            options: how this member shares memory.
-            timeout: seconds that each step may take.
         """
         self._segment_options = options
         if self.size == 1:
             return
+        layout, created = layout_of(hosts), list[Segment | None]()
         try:
-            backend = select_backend(self.link, hosts, options, lambda step: self.set_up(step, timeout))
+            self.set_up(lambda link: created.append(create_segment(link, layout, options)), timeout)
         except DistNetworkError as error:
             error.ranks = tuple(self.global_ranks[member] for member in error.ranks)
             raise
-        self.use_backend(backend or self.queue.backend)
-        if backend is not None and backend.segment is not None:
+        (segment,) = created
+        if segment is None:
+            self.use_backend(self.queue.backend)
+        elif len(layout) > 1:
+            self.use_backend(HierarchicalCpuBackend(self.link, HierarchicalLink(self.link, segment, layout)))
+        else:
+            self.use_backend(CpuBackend(self.link, segment))
             processes = options.agreement.processes if options.agreement is not None else ()
             if processes:
-                backend.segment.allow_reads([processes[rank] for rank in self.ranks])
+                segment.allow_reads([processes[rank] for rank in self.ranks])
             else:
                 self.set_up(lambda shared: shared.probe_reads(), timeout)
         failure = self.state.failure
@@ -150,8 +147,6 @@ class LocalCommunicator(Communicator, FrameSink):
 
         Args:
             step: takes what the backend gives its algorithms.
-            timeout: seconds it may take.
-            over: what the group is set up for.
             seq: the call's number; None for the next one.
 
         Raises:

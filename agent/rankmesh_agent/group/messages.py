@@ -17,7 +17,7 @@ import numpy as np
 from rankmesh_agent.backends.base import MessageTransport
 from rankmesh_agent.group.flight_recorder import MessageInfo, Record, describe, error_text, op_name
 from rankmesh_agent.group.local_state import LocalGroupState
-from rankmesh_agent.group.native_messages import NativeMessages
+from rankmesh_agent.group.native_calls import NativeMessages
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.native import core
@@ -40,10 +40,6 @@ _SWEEP_SIZE = 2 * MAX_IN_FLIGHT
 
 class GroupMessages:
     """One rank's messages in a group: begins them, and counts and records those that have ended. Thread-safe.
-
-    Args:
-        state: failure state of the group.
-        matcher: of the progress engine.
 
     Attributes:
         transport: carries the messages, by default the matcher; may be replaced while no message is pending.
@@ -77,11 +73,7 @@ class GroupMessages:
         """Complete a message, or return the Work of an asynchronous one.
 
         Args:
-            op: ``send`` or ``recv``.
-            array: to send, or to receive into.
             rank: the other rank, of the group's ``ranks``, or this one; or ANY.
-            tag: see MessageMatcher.
-            options: see Options.
         """
         started = time.monotonic()
         short = options.async_op or array.nbytes <= self.state.engine.eager_limit
@@ -205,20 +197,7 @@ class GroupMessages:
 
 
 class PendingMessage:
-    """A message under way: see work.Message.
-
-    Args:
-        messages: the group's messages.
-        transfer: the transfer that has begun.
-        what: the message.
-        nbytes: its bytes.
-        options: of the message.
-
-    Attributes:
-        op, deadline: see work.Message.
-        record: the message as the flight recorder keeps it.
-        partners: the ranks that may be at its other end.
-    """
+    """A message under way: see work.Message."""
 
     def __init__(
         self, messages: GroupMessages, transfer: Transfer, what: MessageInfo, nbytes: int, options: Options

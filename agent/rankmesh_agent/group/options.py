@@ -20,8 +20,6 @@ class Options(NamedTuple):
         timeout: seconds the call may take.
         async_op: return at once.
         result: the user's arrays, for ``Work.result()``.
-        on_complete: see OnComplete.
-        details: see Details.
         deadline: deadline of a call, counted from its submission also if it is queued; replaces ``timeout``.
     """
 

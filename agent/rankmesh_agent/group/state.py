@@ -31,33 +31,23 @@ class GroupState(ABC, object if core is None else core.State):  # type: ignore[m
     """Failure and latest call of one rank's side of a group: the ``backends.base.CallContext`` of its calls.
 
     Args:
-        group: id of the group.
-        name: name of the group.
         ranks: ranks of the members in the progress engine, by group rank.
-        recorder: records the calls.
         lock: held while a call is queued, and while the group ends.
 
     Attributes:
         failure: the first failure, None while the group works.
-        failed_at: when it came, by the monotonic clock.
         call: the latest call, START_UP before the first.
         seq: its number.
         nbytes: bytes of its arrays.
         started_at: when it began, by the monotonic clock; None when it has ended.
         deadline: its deadline.
-        details: see Options.
         on_failure: called with the lock held when the group fails.
         global_ranks: global ranks of the members, by group rank: ``ranks``, unless the world has shrunk since. Errors
             name these.
     """
 
     def __init__(
-        self,
-        group: int,
-        name: str,
-        ranks: tuple[int, ...],
-        recorder: FlightRecorder,
-        lock: AbstractContextManager[Any],
+        self, group: int, name: str, ranks: tuple[int, ...], recorder: FlightRecorder, lock: AbstractContextManager[Any]
     ) -> None:
         self.failure: DistError | None = None
         self.failed_at: float | None = None

@@ -15,11 +15,7 @@ class Watchdog:
     """Runs checks in one thread, which starts with the first check and ends with the last.
 
     Args:
-        name: of the thread.
         close_seconds: longest time that ``remove`` waits for the thread, which may be inside a check.
-
-    Attributes:
-        thread: the thread; None while there is none.
     """
 
     def __init__(self, name: str, close_seconds: float) -> None:

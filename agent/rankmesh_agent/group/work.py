@@ -49,7 +49,6 @@ class Future:
 
     Args:
         worker: returns the thread that will complete the operation, None if it is not known.
-        release: see ``release``.
     """
 
     def __init__(

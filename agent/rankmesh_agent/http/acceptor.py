@@ -46,7 +46,6 @@ class Acceptor:
         unix_listeners: listening unix sockets, which their owner closes.
         services: serve the connections that begin with a PREFACE, which block from then on, and end their admission.
         prefaces: first bytes of the other protocols, besides HTTP and TLS.
-        forward: takes all other connections.
     """
 
     def __init__(

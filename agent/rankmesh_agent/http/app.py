@@ -81,11 +81,7 @@ def create_app(
         carries_array = method == "POST" and path.startswith("/v1/groups/") and not path.endswith("/abort")
         return max_tensor + MAX_HEADER if carries_array else MAX_BODY_BYTES
 
-    policy = Policy(
-        limit_of=limit_of,
-        role_of=_role_of if leases is None else _leasable_role_of,
-        confine=confine,
-    )
+    policy = Policy(limit_of=limit_of, role_of=_role_of if leases is None else _leasable_role_of, confine=confine)
     return SecurityMiddleware(app, token, names, policy)
 
 
@@ -107,13 +103,7 @@ def _token_of(agent: AgentState, token: str | Credentials) -> str:
 def _create(
     title: str, description: str, routers: Iterable[APIRouter], agent: Any, leases: Leases | None = None
 ) -> WebApplication:
-    app = WebApplication(
-        title,
-        description,
-        "agent",
-        redirect_slashes=False,
-        responses=problems(*ANY_REQUEST),
-    )
+    app = WebApplication(title, description, "agent", redirect_slashes=False, responses=problems(*ANY_REQUEST))
     app.state.agent, app.state.leases = agent, leases
     for router in routers:
         app.include_router(router)

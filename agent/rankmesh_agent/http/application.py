@@ -77,7 +77,6 @@ class WebApplication(FastAPI):
     """FastAPI application that answers every error with a problem document.
 
     Args:
-        title, description: of the OpenAPI document.
         service: the service in a word, for the text of internal errors.
         headers_of: returns the headers of the response to an error that rejects a request.
         bodies: the classes of requests' bodies, besides those of ``schemas``.

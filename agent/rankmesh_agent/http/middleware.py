@@ -153,11 +153,7 @@ class SecurityMiddleware:
     """
 
     def __init__(
-        self,
-        app: Application,
-        token: str | Credentials = "",
-        names: Iterable[str] = (),
-        policy: Policy = Policy(),
+        self, app: Application, token: str | Credentials = "", names: Iterable[str] = (), policy: Policy = Policy()
     ) -> None:
         self._app = app
         self._credentials = Credentials.of(token)
@@ -293,10 +289,7 @@ class SecurityMiddleware:
 
 
 def _joined(fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return header fields by name; one of several lines has all of their values (RFC 9110, section 5.3).
-
-    The application may use any of the lines, so a check of one of them is no check.
-    """
+    """Return header fields by name, with the values of all lines (RFC 9110, section 5.3), as any may be used."""
     headers: dict[bytes, bytes] = {}
     for name, value in fields:
         headers[name] = headers[name] + b", " + value if name in headers else value

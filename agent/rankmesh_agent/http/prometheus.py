@@ -14,7 +14,6 @@ def render_metrics(collect: Callable[[], Iterable[Metric]], accept: str | None) 
     """Return the metrics, including those of the process, and their media type.
 
     Args:
-        collect: returns the service's own metrics.
         accept: the request's Accept header, which may prefer OpenMetrics.
     """
 

@@ -68,7 +68,6 @@ class HttpServer:
         advertise: addresses to use in place of this machine's.
 
     Attributes:
-        port: the port.
         failure: why it cannot serve, as text: a package that it needs cannot be imported, say. '' if it can.
 
     Raises:

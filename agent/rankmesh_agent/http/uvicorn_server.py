@@ -10,7 +10,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -50,11 +50,9 @@ class EventDrivenServer(uvicorn.Server):
         app, accepted, protocols: see HttpServer; ``take_accepted`` says that there are new connections.
         tls: returns the context for a client that uses TLS; None if there is none.
         tls_only: whether all other clients must use it, except for those of ``protocols``.
-        same_user: whether to refuse other users' processes.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
-    _made: ssl.SSLContext | None
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class EventDrivenServer(uvicorn.Server):
         protocols: Mapping[bytes, Callable[[], asyncio.Protocol]] = MappingProxyType({}),
     ) -> None:
         self._accepted = accepted
-        self._tls, self._made = tls, None
+        self._tls = cache(tls)  # a context takes a moment to make
         self._tls_only = tls_only
         self._same_user = same_user
         self._protocols = protocols
@@ -126,7 +124,7 @@ class EventDrivenServer(uvicorn.Server):
             return
         context, accepted_at = None, admission.since
         if start.startswith(RECORD):
-            context = await self._context()
+            context = await self._loop.run_in_executor(None, self._tls)
             if context is None:
                 raise refuse_tls(sock)
         elif self._tls_only:
@@ -143,13 +141,6 @@ class EventDrivenServer(uvicorn.Server):
 
         limit = None if context is None else HEAD_SECONDS
         await self._loop.connect_accepted_socket(make_http, sock, ssl=context, ssl_handshake_timeout=limit)
-
-    async def _context(self) -> ssl.SSLContext | None:
-        """Return the context of TLS, which takes a moment to make."""
-        if self._made is None:
-            assert self._loop is not None
-            self._made = await self._loop.run_in_executor(None, self._tls)
-        return self._made
 
     def _connected(self, accepted: Accepted, task: asyncio.Task[None]) -> None:
         """Close a connection that is not served: one that failed, or was cancelled, maybe before its task began."""

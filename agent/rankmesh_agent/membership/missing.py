@@ -27,7 +27,6 @@ class MissingRanks:
     Args:
         settings: of the job, with this process's place on its node.
         world_size: number of ranks in the job; None for a process that awaits the growth of the world.
-        deadline: end of the join.
         growing: number of ranks of the world that grows to ``world_size``, which must all come themselves; 0 otherwise.
 
     Attributes:

@@ -27,7 +27,6 @@ class MpiBackend(Backend):
     """Runs a group's collectives in MPI without a layer in between, transports its messages, and watches both.
 
     Args:
-        group: the group.
         comm: mpi4py's communicator of the group; ``close`` frees it.
         compare_calls: whether the members compare their calls over the link before each.
     """

@@ -174,10 +174,7 @@ class Collectives:
             taken.unpack()
 
     def _check_lengths(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> tuple[int, int]:
-        """Return the elements of the longest array, and of all arrays of the member that has most.
-
-        CallMismatchError is raised at all members if one sends more or less than a peer expects.
-        """
+        """Return the elements of the longest array, and the most at a member; CallMismatchError if two differ."""
         sent = np.array([(given.size, taken.size) for given, taken in zip(inputs, outputs, strict=True)], np.int64)
         received = np.empty_like(sent)
         self._comm.Alltoall(sent, received)

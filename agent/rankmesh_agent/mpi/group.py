@@ -31,7 +31,6 @@ def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
     """Run a group's collectives and messages in MPI from now on; a synchronous collective call.
 
     Args:
-        group: the group.
         compare_calls: whether this member requests that calls are compared.
 
     Raises:

@@ -28,7 +28,6 @@ class Admission:
     """A connection's place under a limit.
 
     Args:
-        limit: the limit.
         sock: the connection; ``end`` must precede its close.
 
     Attributes:
@@ -73,7 +72,6 @@ class ConnectionLimit:
     Args:
         what: the connections, for the log.
         share: the limit is one connection for each ``share`` descriptors that this process may open.
-        most: maximum of the limit.
 
     Attributes:
         waiting: the connections, the one that has waited longest first.

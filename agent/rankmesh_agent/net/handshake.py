@@ -45,13 +45,11 @@ class Handshake(Generic[T]):
 
     Args:
         sock: the socket that carries it: a client's has TLS already, whose handshake has not begun.
-        service: the service.
         script: this side's script, which begins after the handshake of TLS.
         client: whether this side has opened the connection.
         wrap: for a server: returns the socket with TLS, for a client that uses it. None if none can.
 
     Attributes:
-        sock: the socket, with TLS where there is TLS.
         started: whether any byte has been sent or received.
         steps: number of steps that the other side has completed.
     """
@@ -201,7 +199,6 @@ def accept(
     """Return the server's side of a handshake on a connection from a port or a unix socket.
 
     Args:
-        accepted, attachment_bytes, respond: see ``server_script``.
         token: the secret, or all credentials: the authorities of TLS. Without one, the client's user counts.
         settings: name the certificates, if they are in files.
     """

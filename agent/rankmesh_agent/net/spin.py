@@ -78,7 +78,6 @@ class AdaptiveSpin(Generic[E]):
 
     Args:
         attempt: a non-blocking call; it returns a false value, or raises BlockingIOError, if there is no event.
-        arguments: its arguments.
     """
 
     __slots__ = ("_arguments", "_attempt", "_doublings", "_skip")

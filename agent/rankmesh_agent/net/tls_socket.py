@@ -106,9 +106,6 @@ class TlsSocket(socket.socket):
         sock: the socket, which this object takes over.
         peer: the peer's address, for errors.
         name: at a client, the name of the server; None at a server.
-
-    Attributes:
-        secured: whether the TLS handshake is complete.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, peer: str, name: str | None = None) -> None:
@@ -327,10 +324,7 @@ def _names_at(address: Any) -> list[str]:
     if settings.cert:
         context.load_cert_chain(settings.cert, settings.key)
     try:
-        with (
-            socket.create_connection(address[:2], _NAMES_SECONDS) as sock,
-            context.wrap_socket(sock) as secured,
-        ):
+        with socket.create_connection(address[:2], _NAMES_SECONDS) as sock, context.wrap_socket(sock) as secured:
             certificate = secured.getpeercert() or {}
     except OSError:
         return []

@@ -69,15 +69,8 @@ class Connector(threading.Thread):
     """Connects an engine to other ranks.
 
     Args:
-        me: this process.
         members: all ranks, this process included; those without addresses are asked of the membership.
-        epoch: the job's epoch.
         listener: the listener to which other ranks connect; ``close`` closes it.
-        transport_to: returns the transport to a member.
-        membership: the gateway's knowledge of the ranks.
-
-    Attributes:
-        failures: the errors of ranks that cannot be reached.
     """
 
     def __init__(
@@ -118,11 +111,6 @@ class Connector(threading.Thread):
         """Connect an engine to the neighbours, each of which connects to this rank; later to other ranks on demand.
 
         Returns early if a neighbour has ended, which the engine knows.
-
-        Args:
-            engine: the engine.
-            ranks: the neighbours.
-            deadline: deadline of all connections.
 
         Raises:
             DistNetworkError: a pair cannot be connected; the error names it, and the addresses tried.

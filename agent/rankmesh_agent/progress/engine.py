@@ -23,8 +23,15 @@ from collections.abc import Callable, Iterable, Sequence
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.progress import wait_graph
-from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
-from rankmesh_agent.progress.peers import UNCONNECTED, Peers
+from rankmesh_agent.progress.framing import (
+    REMOTE_READ_BYTES,
+    UNCONNECTED,
+    FramedConnection,
+    FrameSink,
+    Peers,
+    RemoteRead,
+    Transfer,
+)
 from rankmesh_agent.progress.poller import POLL_INTERVAL, TAKE_INTERVAL, Poller
 from rankmesh_agent.progress.progress_thread import SLICE_SECONDS, ProgressThread
 from rankmesh_agent.progress.sinks import SinkTable
@@ -46,30 +53,22 @@ class ProgressEngine:
     """This process's connections to the peers of an epoch.
 
     Args:
-        rank: this process's global rank.
         epoch: the job's epoch; frames of another epoch are dropped.
-        world_size: number of ranks.
-        eager_limit: largest EAGER payload in bytes.
         oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
 
     Attributes:
         lock: guards the engine and the groups' messages.
         call_count: number of calls of the foreground so far, each counted before it takes the lock: the background
             thread then releases it.
-        poll_count: number of polls so far.
-        driven: whether a thread drives the engine.
-        closed: whether the engine is closed.
         lost_peers: how the peers have ended that have: by their GOODBYE, or as the end of the connection shows.
         lost_at: when, by the monotonic clock.
         dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock held.
         on_demand: whether ranks connect on demand, so that some may not be connected after the join.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
-        oversubscribed, rings, sockets: see above, and Poller.
         ends: an epoll descriptor that reports the end of connections, see ended_connections.
         on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
         departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
             ranks that connect later get it, too.
-        wait_graph: which ranks the other ranks wait for.
         status_sources: return the calls and messages of this process that wait.
     """
 
@@ -111,6 +110,11 @@ class ProgressEngine:
         """Return the medium of the connection to each peer that is, or was, connected."""
         peers = self._peers.copy()
         return {rank: peer.connection.medium for rank, peer in peers.items() if peer.connection is not UNCONNECTED}
+
+    def waits(self) -> list[Status]:
+        """Return the calls and messages of this process that wait."""
+        with self.lock:
+            return [wait for waits in self.status_sources for wait in waits()]
 
     def ended_connections(self) -> set[int]:
         """Return the ranks whose connections have ended since the last call; their last bytes may not have been read.
@@ -298,7 +302,6 @@ class ProgressEngine:
 
         Args:
             ready: whether what is waited for has come.
-            deadline: end of the wait.
             hopeless: whether it cannot come any more, which ends the wait.
             idle: called before each sleep.
 

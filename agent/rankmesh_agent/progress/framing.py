@@ -10,7 +10,7 @@ import numpy as np
 
 from rankmesh_agent.native import core
 from rankmesh_agent.shared_memory.process_vm import address_of
-from rankmesh_agent.transports.base import Buffer, Connection
+from rankmesh_agent.transports.base import Buffer, Connection, Unconnected
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
@@ -26,6 +26,7 @@ _MAX_SENT_BYTES = 4 << 20
 """Bytes of the queued frames but the last that are sent at once: about as many as one system call takes."""
 _TURN_BYTES = 8 << 20
 """Bytes received from one peer before the engine turns to the other peers."""
+UNCONNECTED = Unconnected()
 
 
 class Transfer:
@@ -40,10 +41,7 @@ class RemoteRead:
     """A message read from the peer's memory.
 
     Args:
-        group: id of the message's group.
-        seq: the message's number.
         exposed: the message's address and the generation of its exposure.
-        view: the buffer to fill.
         on_done: called, with the engine's lock held, with whether the message has been read completely and is valid.
     """
 
@@ -104,8 +102,6 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
     """Framing on one connection.
 
     Attributes:
-        rank: the peer's global rank.
-        connection: the byte stream.
         paused: whether a frame has arrived whose buffer has not been posted.
         at_eof: whether the peer has closed the connection: only bytes that have arrived can be received.
         corked: whether frames are queued rather than sent, because more may follow at once.
@@ -262,12 +258,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
                     transfer.done = True
 
     def receive(self, sinks: Mapping[tuple[int, int], FrameSink], sink_for: SinkFor) -> bool:
-        """Receive the bytes that have arrived, as far as buffers are posted; return whether there may be more.
-
-        Args:
-            sinks: the sinks of the groups, by epoch and group.
-            sink_for: returns the sink of any other frame.
-        """
+        """Receive the bytes that have arrived, as far as buffers are posted; return whether there may be more."""
         budget = _TURN_BYTES
         self._drained = self._queued_while_corked = False
         while budget > 0:
@@ -374,6 +365,20 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
         begin, self._begin = self._begin, self._begin + header.length
         if sink is not None:
             sink.on_frame(self.rank, header, bytes(self.staging[begin : self._begin]) if header.length else b"")
+
+
+class Peers(dict[int, FramedConnection]):
+    """The peers of a progress engine by rank; one that is looked up and not connected yet is dialled."""
+
+    def __init__(self, dial: Callable[[int], object], eager_limit: int) -> None:
+        super().__init__()
+        self._dial = dial
+        self._eager_limit = eager_limit
+
+    def __missing__(self, rank: int) -> FramedConnection:
+        self._dial(rank)
+        peer = self[rank] = FramedConnection(rank, UNCONNECTED, self._eager_limit)
+        return peer
 
 
 def _after(buffers: Sequence[Buffer], sent: int) -> list[memoryview]:

@@ -65,14 +65,7 @@ class _AnnouncedSend:
 
 
 class _Credit(object if core is None else core.Credit):  # type: ignore[misc]  # of available and unreturned
-    """Flow control between this rank and one peer: the credit of each direction.
-
-    Attributes:
-        available: for messages to the peer.
-        unreturned: of the peer's messages that have left the queue.
-        queued: of the peer's messages in the queue.
-        announced: number of the peer's announcements in the queue.
-    """
+    """Flow control with one peer: credit for messages to it, and counts of its messages in the queue."""
 
     def __init__(self) -> None:
         self.available = WINDOW

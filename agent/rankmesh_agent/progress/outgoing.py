@@ -27,12 +27,10 @@ class OutgoingConnection:
     """The outgoing connection to a rank: tries its addresses in turn, repeatedly.
 
     Attributes:
-        peer: the rank.
         pending: the current attempt, None between two attempts.
         retry_at: time of the next attempt.
         abandon_at: time at which the current attempt ends.
         rounds: how often all addresses have failed.
-        deadline: of all attempts.
     """
 
     def __init__(self, me: Member, peer: Member, epoch: int, transport: TcpTransport) -> None:
@@ -48,13 +46,8 @@ class OutgoingConnection:
         self._address_index = 0
         self._begun = 0.0
         self._failures: dict[str, str] = {}
-        self._silent: set[str] = set()
-        """Addresses whose latest attempt has connected, but got no answer."""
-
-    @property
-    def silent(self) -> bool:
-        """True if the peer's host accepts connections, but no process answers there: it may be stopped."""
-        return bool(self._silent)
+        self.silent: set[str] = set()
+        """Addresses whose latest attempt has connected, but got no answer: the process there may be stopped."""
 
     def begin(self) -> Connection | None:
         """Try the next address."""
@@ -73,7 +66,7 @@ class OutgoingConnection:
         address, connected = self._address, self.pending is not None and self.pending.connected()
         self._failed(self._no_answer())
         if connected:
-            self._silent.add(address)
+            self.silent.add(address)
 
     def error(self) -> DistNetworkError:
         """Return the error of a rank that cannot be reached."""
@@ -122,7 +115,7 @@ class OutgoingConnection:
         """Select the next address: at once, or after a delay once all have failed."""
         self.close()
         self._failures[self._address] = why
-        self._silent.discard(self._address)
+        self.silent.discard(self._address)
         self._address_index = (self._address_index + 1) % len(self.peer.addresses)
         self.rounds += not self._address_index
         self.retry_at = time.monotonic() + (0.0 if self._address_index else RETRY_SECONDS)

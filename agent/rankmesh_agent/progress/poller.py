@@ -29,7 +29,6 @@ class Poller:
 
     Args:
         lock: the engine's lock, released while ``poll`` waits.
-        oversubscribed: see ProgressEngine.
 
     Attributes:
         peers: the connections that epoll reports, by file descriptor.
@@ -37,8 +36,6 @@ class Poller:
         sockets: the other connections, by rank.
         due: the connections to turn to at the next poll, whatever epoll reports.
         ends: reports the ends of connections alone, once each.
-        wakeup_fd: the eventfd.
-        asleep: whether a thread sleeps in ``poll``.
     """
 
     def __init__(self, lock: threading.RLock, oversubscribed: bool) -> None:

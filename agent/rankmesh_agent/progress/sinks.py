@@ -24,7 +24,6 @@ class SinkTable(FrameSink):
     """The sinks of the groups of one process; itself the sink of GOODBYEs, and of groups that do not exist here yet.
 
     Args:
-        epoch: see ProgressEngine.
         on_goodbye: called for a GOODBYE with the peer's rank, and the rank that it is about; also to end the connection
             to a peer, if one of its early frames turns out to violate the protocol.
 

@@ -32,7 +32,6 @@ class Status(NamedTuple):
     """A call that a rank has come to, or a message that it waits for.
 
     Attributes:
-        group: id of the group.
         seq: number of the call, -1 for a message.
         fingerprint: of the call, or DIFFERENT.
         text: the call in words; empty where only its number counts.
@@ -73,12 +72,6 @@ def decode(payload: memoryview | bytes) -> list[tuple[Status, int]]:
 
 class CallTable:
     """The latest call that each rank of a group has reported. All methods are called with the engine's lock held.
-
-    Args:
-        group: id of the group.
-        rank: this rank in the group.
-        size: ranks in the group.
-        send: sends a report to group ranks.
 
     Attributes:
         latest: the highest number of a call.
@@ -159,7 +152,6 @@ class CallTable:
         """Return the other ranks that have not come to a call.
 
         Args:
-            seq: the call's number.
             arrived: ranks that have, as messages show.
         """
         come = 1 << self._rank

@@ -53,10 +53,7 @@ class RemoteAgent:
     """One rank of a job, from the lease of its agent to the release.
 
     Args:
-        settings: of the job.
-        offer: the agent that the gateway offered.
         terms: of the lease, without holder and the time of the join; ``member.rank`` has the rank.
-        deadline: end of the join.
 
     Attributes:
         member, members, world: see Agent; its addresses are those of the standalone agent.

@@ -114,7 +114,6 @@ class AgentClient:
 
     Attributes:
         member: this process's rank, as its peers know it; set after the join.
-        left: whether this process has left the job.
     """
 
     member: Member
@@ -150,13 +149,7 @@ class AgentClient:
         return joined
 
     def ask(
-        self,
-        request: Request[R],
-        seconds: float = 0.0,
-        *,
-        up: Views = (),
-        down: Views = (),
-        in_place: bool = False,
+        self, request: Request[R], seconds: float = 0.0, *, up: Views = (), down: Views = (), in_place: bool = False
     ) -> R:
         """Send a request, which may take ``seconds``, over a stream of the pool; return its result.
 

@@ -32,7 +32,6 @@ class ActiveLease:
         lease: the lease; its id is random, so a client cannot guess that of another client.
         joining: the Agent, done when the job's world is complete or the join has failed: with a LeaseEndedError if the
             lease was released meanwhile, or a DistNetworkError, as of Agent.
-        agent: the Agent while it is in the job.
         end_reason: why the lease is being ended, or was; None while it lasts.
     """
 
@@ -50,8 +49,6 @@ class LeaseManager:
     """Leases of one agent, by its name. For several threads.
 
     Args:
-        name: see above.
-        settings, find_gateway, host, http: see Agent.
         on_change: called when the agent is leased, has joined, or is free again.
     """
 

@@ -113,14 +113,12 @@ class Mapping:
 
     Args:
         descriptor: the file's descriptor, which this object closes; -1 for memory of this process alone.
-        size: its size in bytes.
         path: the file's, if this process has created it.
 
     Attributes:
         name: the file's name, for the peers that open it, at most 76 ASCII characters; empty if this process has not
             created it.
         bytes: the memory, uint8.
-        address: address of the first byte in this process.
         descriptor: the file's descriptor, -1 once ``release`` has closed it; ``open`` does so, too.
     """
 
@@ -171,11 +169,6 @@ class Mapping:
     @classmethod
     def open(cls, directory: str, name: str, size: int) -> Mapping:
         """Map a file that another process has created.
-
-        Args:
-            directory: the directory of the file.
-            name: ``name`` of the creator's mapping.
-            size: the file's size in bytes.
 
         Raises:
             DistNetworkError: the file does not exist here, or differs from its announcement.
@@ -241,10 +234,6 @@ def make_private(address: int, nbytes: int) -> bool:
 
     Other processes' writes do not reach them from then on. A write of another thread of this process that comes
     meanwhile may be lost.
-
-    Args:
-        address: of the first page.
-        nbytes: bytes of the pages.
 
     Returns:
         Whether the pages have their contents; they are zero if there is no memory for a copy.

@@ -45,13 +45,7 @@ _MAX_DECODED, _MAX_NOTES_BYTES = 64, 1 << 14
 
 
 class Region:
-    """Registered memory: an array for each rank, all of the same size.
-
-    Args:
-        mapping: the memory.
-        rank: this process's group rank.
-        size: number of ranks in the group.
-    """
+    """Registered memory: an array for each rank, all of the same size."""
 
     def __init__(self, mapping: Mapping, rank: int, size: int) -> None:
         stride = mapping.bytes.size // size
@@ -223,10 +217,6 @@ class Segment(Slots):
         """Fill ``into`` from element ``begin`` of the array that a rank exposes to this one.
 
         Args:
-            exposure: the exposed arrays.
-            owner: the rank.
-            begin: the first element.
-            into: the destination.
             owner_idle: whether the owner only waits meanwhile, so that its core is free.
 
         Raises:

@@ -74,9 +74,6 @@ class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of
 
     Args:
         mapping: memory of ``bytes_for(...)`` bytes, initially zero.
-        rank: this process's group rank.
-        size: number of ranks in the group.
-        slot_bytes: bytes of a slot.
         oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
 
     Attributes:
@@ -175,7 +172,6 @@ class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of
 
         Args:
             seq: the call's number, the same at all ranks.
-            fingerprint: fingerprint of the call.
             check: called every SLICE_SECONDS of a wait with a function that returns the missing ranks; it raises to
                 end the wait.
         """

@@ -48,16 +48,13 @@ class Call(Generic[T]):
     """One call of a store, over one connection after the other if they break.
 
     Args:
-        command: the command.
         request_id: identity of the first request that may have been executed; None while there is none.
 
     Attributes:
-        command, request_id: see above.
         began: when it began, by time.monotonic.
         failure: the failure of a rank that has ended its wait, if any.
         cancelled: whether the caller does not wait for the result any more.
         retries: how often it may be repeated at once if its connection breaks.
-        connection: the connection that carries it now, or has before.
     """
 
     __slots__ = ("began", "cancelled", "command", "connection", "failure", "request_id", "retries")
@@ -95,12 +92,7 @@ class Call(Generic[T]):
 
 
 class PendingCall(Future[T]):
-    """A call that a thread of its own makes, to be awaited or asked for its ``result``. A cancelled wait takes nothing.
-
-    Args:
-        client: makes the call.
-        call: the call.
-    """
+    """A call in a thread of its own, to be awaited or asked for its ``result``. A cancelled wait takes nothing."""
 
     def __init__(self, client: StoreClient, call: Call[T]) -> None:
         super().__init__()
@@ -162,9 +154,6 @@ class StoreClient(Store):
     is repeated over another one, and the server executes it once.
 
     Args:
-        url: base URL of the server of the keys and values.
-        token: the job's token; empty for none.
-        store: id of the store.
         unix_socket: name of the server's unix socket, where that is known.
 
     Attributes:
@@ -212,7 +201,6 @@ class StoreClient(Store):
         """Execute a command in a thread of its own.
 
         Args:
-            command: the command.
             idempotency_key: a unique name of this call. If a caller does not know whether its command was executed, it
                 sends the command again under the same key: the store does not execute it twice but returns the same
                 result.
@@ -226,8 +214,6 @@ class StoreClient(Store):
         """Execute a command: see the base class.
 
         Args:
-            command: the command.
-            timeout: see the base class.
             call: the call, if it has begun.
         """
         if timeout is None:

@@ -50,7 +50,6 @@ class ClientConnection(FramedStream):
         """Send a command and return its result; after any error but DistStoreError the connection must be closed.
 
         Args:
-            command: the command.
             timeout: time limit of the call in seconds, besides the time that the command may wait.
             request_id: the identity of the request that it may repeat, if any.
 
@@ -99,9 +98,6 @@ class Connector:
     """Makes connections to the server of a store: over its unix socket, where this process can connect to it.
 
     Args:
-        url: base URL of the server.
-        token: the job's token; empty for none.
-        store: id of the store.
         unix_socket: name of the server's unix socket, where that is known.
         unreachable_error: returns the error of a server that cannot be reached, given its cause.
     """

@@ -12,13 +12,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from rankmesh_agent.store.command import Command, Seconds
 from rankmesh_agent.store.commands import COMMANDS, MultiGet
-from rankmesh_agent.wire.errors import (
-    DistStoreError,
-    InvalidValueError,
-    ProtocolError,
-    RankFailedError,
-    from_document,
-)
+from rankmesh_agent.wire.errors import DistStoreError, InvalidValueError, ProtocolError, RankFailedError, from_document
 from rankmesh_agent.wire.store_frames import HEADER, HEADER_BYTES, MAX_BYTES, Frame, RequestId, decode_header
 
 T = TypeVar("T")
@@ -34,7 +28,6 @@ class Request(Struct, frozen=True, array_like=True):
     """A request's body.
 
     Attributes:
-        command: the command.
         request_id: the identity of the request that it may repeat, if any.
         timeout: time limit of a command that does not wait, for an agent that forwards it.
     """
@@ -59,10 +52,7 @@ def encode_command(
     """Return a command as a frame.
 
     Args:
-        command: the command.
         seq: its number on the connection.
-        request_id: see Request.
-        timeout: see Request.
 
     Raises:
         InvalidValueError: the frame would be too large.

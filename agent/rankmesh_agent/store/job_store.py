@@ -28,13 +28,8 @@ class JobStore(StoreClient):
     """Access of one rank to its job's store. While the gateway is away, calls wait for it.
 
     Args:
-        url: base URL of the job's gateway.
-        token: the job's token.
         store: id of the store, 32 hexadecimal digits.
         exhausted: returns the ranks that have had no free descriptor since a time, with their reports.
-
-    Attributes:
-        id: id of the store.
     """
 
     returns = True

@@ -35,12 +35,7 @@ from rankmesh_agent.store.connection import Connection, PendingRequest, Timer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import Credentials
-from rankmesh_agent.wire.errors import (
-    DistNetworkError,
-    DistStoreError,
-    ProtocolError,
-    StoreLostError,
-)
+from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError, StoreLostError
 from rankmesh_agent.wire.hello import Client, Service, welcoming
 from rankmesh_agent.wire.store_frames import Frame, RequestId
 
@@ -69,38 +64,15 @@ class Tables(Protocol):
         """Return the credentials that the clients of a store have, or an unknown one's."""
 
 
-class SingleTable:
-    """The tables of a server with one store.
-
-    Args:
-        table: its keys and values.
-        token: the secret, or all credentials.
-    """
-
-    def __init__(self, table: Table, token: str | Credentials) -> None:
-        self._table, self._token = table, token
-
-    def find(self, store: bytes) -> Table | None:
-        """Return the table."""
-        return self._table
-
-    def credentials(self, store: bytes) -> str | Credentials:
-        """Return the credentials."""
-        return self._token
-
-
 class StoreServer:
-    """Serves stores to the connections of a port. Its thread starts with the first one.
+    """Serves stores, or only one, to the connections of a port. Its thread starts with the first one.
 
     Args:
-        tables: the stores.
-        token: the secret of all stores, or all credentials.
-        name: the thread's name.
         unix_socket: name of the unix socket that brings connections, too; '' for none. Clients at the port learn it.
     """
 
     def __init__(
-        self, tables: Tables, token: str | Credentials, name: str = "rankmesh-store", unix_socket: str = ""
+        self, tables: Table | Tables, token: str | Credentials, name: str = "rankmesh-store", unix_socket: str = ""
     ) -> None:
         self._tables = tables
         self._unix_name = store_frames.encode_unix_name(unix_socket)
@@ -200,7 +172,8 @@ class StoreServer:
         reply = b"" if sock.family == socket.AF_UNIX else self._unix_name
         try:
             sock.setblocking(False)
-            accepted, size = self._tables.credentials, store_frames.STORE_ID_BYTES
+            tables, size = self._tables, store_frames.STORE_ID_BYTES
+            accepted = (lambda _: self._token) if isinstance(tables, Table) else tables.credentials
             handshake = accept(sock, Service.STORE, accepted, size, self._token, self._tls, welcoming(reply))
             connection = Connection(sock, poll, handshake, admission)
             poll.register(sock, select.EPOLLIN)
@@ -289,11 +262,7 @@ class StoreServer:
             self._execute(connection, seq, received)
 
     def _advance_handshake(self, connection: Connection, client_handshake: Handshake[Client]) -> None:
-        """Continue the handshake.
-
-        Raises:
-            OSError, DistNetworkError: the client fails it.
-        """
+        """Continue the handshake; OSError or DistNetworkError if the client fails it."""
         steps = client_handshake.steps
         try:
             client = client_handshake.advance()
@@ -301,7 +270,8 @@ class StoreServer:
             connection.sock = client_handshake.sock
         if client is not None:
             connection.handshake = connection.timer.action = None
-            connection.name, connection.table = client.name, self._tables.find(client.attachment)
+            tables, connection.name = self._tables, client.name
+            connection.table = tables if isinstance(tables, Table) else tables.find(client.attachment)
             connection.admission.end()
         elif client_handshake.steps > steps:
             connection.admission.renew()
@@ -388,11 +358,7 @@ class StoreServer:
         self._undo(request)
 
     def _earlier_response(self, table: Table, request_id: RequestId) -> Frame | None:
-        """Return the response to a request that was executed already; None if it was not, and never will be.
-
-        Raises:
-            IdempotencyKeyReusedError: another command has the same Idempotency-Key.
-        """
+        """Return the response to a request that was executed already; None if it was not, and never will be."""
         for each in list(self._connections.values()):
             if each.table is not table:
                 continue

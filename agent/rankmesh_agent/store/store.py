@@ -48,11 +48,7 @@ class Store(ABC):
 
 
 class LocalStore(Store):
-    """Keys and values in this process.
-
-    Args:
-        table: the keys and values.
-    """
+    """Keys and values in this process."""
 
     def __init__(self, table: Table) -> None:
         self.table = table

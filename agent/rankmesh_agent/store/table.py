@@ -76,9 +76,6 @@ class Table:
 
     A queue has a key, too, but is not the key's value: both may exist at a time.
 
-    Args:
-        quota: limits of the keys and values.
-
     Attributes:
         log: records each change before it is made; None if nothing does.
         replies: those to requests that changed something and may come again.

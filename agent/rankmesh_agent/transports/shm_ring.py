@@ -68,14 +68,7 @@ class _Ring(object if core is None else core.Ring):  # type: ignore[misc]  # of 
 
     The peer can write to all of this memory, so each side keeps its own counter, and checks the peer's.
 
-    Args:
-        mapping: memory of both rings.
-        offset: of this ring.
-        capacity: bytes of data.
-        peer: description of the peer.
-
     Attributes:
-        words, address: the lines.
         position: this side's own counter: the head of the producer, the tail of the consumer.
         patience: checks for room in the middle of a long buffer.
     """
@@ -99,11 +92,7 @@ class _Ring(object if core is None else core.Ring):  # type: ignore[misc]  # of 
         return self.position - self.words[_TAIL] != self.capacity
 
     def write(self, buffers: Sequence[Buffer]) -> int:
-        """Append as many bytes of ``buffers`` as fit; return their number.
-
-        Raises:
-            ProtocolError: the peer's counter is out of range.
-        """
+        """Append as many bytes as fit; return their number. ProtocolError: the peer's counter is out of range."""
         words, data, capacity = self.words, self.data, self.capacity
         begin = head = self.position
         room = capacity - (head - words[_TAIL])
@@ -143,11 +132,7 @@ class _Ring(object if core is None else core.Ring):  # type: ignore[misc]  # of 
         return room
 
     def read(self, into: memoryview) -> int:
-        """Read at most ``len(into)`` bytes; return their number.
-
-        Raises:
-            ProtocolError: the peer's counter is out of range.
-        """
+        """Read at most ``len(into)`` bytes; return their number. ProtocolError: the peer's counter is out of range."""
         words, data, capacity = self.words, self.data, self.capacity
         tail = self.position
         length = words[_HEAD] - tail
@@ -211,9 +196,7 @@ class RingConnection(Connection, object if core is None else core.Rings):  # typ
 
     Args:
         mapping: memory of twice ``_DATA`` + capacity bytes; the client writes to the first ring.
-        capacity: bytes of data in each ring.
         doorbell: the socket between the two processes.
-        client: whether this side is the client.
     """
 
     medium: ClassVar[str] = "segment"
@@ -349,13 +332,7 @@ def _publish_address(mapping: Mapping, offset: int) -> None:
 
 
 class _RingOffer(Proposal):
-    """Proposal of two rings in new shared memory, which no other process can open once both sides have mapped it.
-
-    Args:
-        mapping: the memory.
-        ring_bytes: bytes of data in each ring.
-        strict: whether to raise rather than fall back to TCP.
-    """
+    """Proposal of two rings in new shared memory, which no other process can open once both sides have mapped it."""
 
     def __init__(self, mapping: Mapping, ring_bytes: int, *, strict: bool) -> None:
         self._mapping = mapping
@@ -385,10 +362,6 @@ class RingTransport(TcpTransport):
     """Transport through shared memory on the same host, set up over TCP; TCP to other hosts, and as a fallback.
 
     Args:
-        token: the job's secret.
-        directory: directory of the shared memory files.
-        job: the job's name, part of the files' names.
-        ring_bytes: bytes of data in each ring.
         strict: whether to raise rather than fall back to TCP if the processes cannot share memory.
     """
 

@@ -60,7 +60,6 @@ class Proposal:
         """Return the connection to use.
 
         Args:
-            connection: the socket.
             accepted: whether the listener has accepted the proposal.
         """
         connection.configure_for_data()
@@ -76,16 +75,11 @@ class PendingTcpConnection:
     Args:
         address: host and port.
         script: returns this side's script for a connection.
-        token: the job's secret.
         settings: name the certificates, if they are in files.
     """
 
     def __init__(
-        self,
-        address: str,
-        script: Callable[[TcpConnection], Script[Connection]],
-        token: str,
-        settings: TlsSettings,
+        self, address: str, script: Callable[[TcpConnection], Script[Connection]], token: str, settings: TlsSettings
     ) -> None:
         self._address = address
         self._token, self._tls = token, settings
@@ -163,9 +157,7 @@ class TcpListener:
     It authenticates all clients concurrently: a client that sends nothing delays no other.
 
     Args:
-        listening: the listening socket.
         script: returns what the server says to a client with an attachment.
-        token, settings: see PendingTcpConnection.
 
     Attributes:
         address: the address that peers pass to TcpTransport.dial.
@@ -298,11 +290,7 @@ class TcpListener:
 
 
 class TcpTransport:
-    """Transport to peers on any host.
-
-    Args:
-        token: the job's secret.
-    """
+    """Transport to peers on any host."""
 
     def __init__(self, token: str = "") -> None:
         self._token, self._tls = token, tls_settings()
@@ -326,7 +314,6 @@ class TcpTransport:
         """Begin to connect to a listener.
 
         Args:
-            address: the listener's address.
             identity: identity of this client, at most IDENTITY_BYTES; padded with zeros. The listener looks at it only
                 after it has authenticated this client.
 

@@ -60,8 +60,4 @@ class Body:
         def read(document: object) -> object:
             return json_text.convert(cls, document) if isinstance(document, dict) else document
 
-        return {
-            "type": "function-before",
-            "function": {"type": "no-info", "function": read},
-            "schema": handler(source),
-        }
+        return {"type": "function-before", "function": {"type": "no-info", "function": read}, "schema": handler(source)}

@@ -68,6 +68,7 @@ class Service(enum.Enum):
     SNAPSHOT = 4, Role.RUN
     PROCESS = 5, Role.RUN
     RECORDS = 6, Role.RUN
+    WAITS = 7, Role.RUN
 
     def __init__(self, number: int, role: Role) -> None:
         self.number = number

@@ -33,7 +33,6 @@ def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
     """Return the array of a .npy file in C order and this machine's byte order: a view of ``body`` if possible.
 
     Args:
-        body: bytes of the file, uint8.
         named: element type of the result, if the file cannot express it: NumPy stores ml_dtypes' types as opaque bytes.
 
     Raises:

@@ -92,7 +92,6 @@ class Call:
     """Arguments of a collective on which all ranks of a group must agree before data moves.
 
     Attributes:
-        kind: the collective.
         dtype: element type of the arrays, None for calls without arrays.
         count: elements that each rank contributes or receives; -1 where every rank has its own splits.
         reduce_op: reduction operation, None for collectives without one.

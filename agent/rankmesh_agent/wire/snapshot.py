@@ -17,9 +17,12 @@ MAX_ENDED = 16
 """Maximum number of ended calls of each group in a snapshot."""
 MAX_DUMPED = 1000
 """Maximum number of ended calls of each group in a dump, and in a record for a trace."""
+WATCH_SECONDS = 1.0
 MAX_SNAPSHOT_BYTES = 16 << 20
 _RANK = struct.Struct("!q")
 RANK_BYTES = _RANK.size
+RUNNING = ("R", "S", "D")
+"""State letters of a process that is not stopped, and has not ended."""
 DUMP_FORMAT = "rankmesh-dump/1"
 
 
@@ -39,7 +42,6 @@ class SnapshotCall:
 
     Attributes:
         group: id of the group.
-        seq: see InFlight.
         op: name of the operation.
         call: the operation with its arguments, as text.
         age: seconds since it began, or, if it has ended, since its end.
@@ -49,6 +51,7 @@ class SnapshotCall:
         error: of an ended call, the reason of its failure; empty if it succeeded.
         seconds: of an ended call, how long it took.
         nbytes: of the array.
+        algorithm: of a collective that has been planned, see docs/algorithms.md; else empty.
     """
 
     group: str
@@ -62,6 +65,7 @@ class SnapshotCall:
     error: str = ""
     seconds: float = 0.0
     nbytes: int = 0
+    algorithm: str = ""
 
 
 @dataclass
@@ -89,9 +93,11 @@ class RankSnapshot:
         stacks: stacks of all threads.
         clock: seconds that the process has run.
         cpu_seconds: seconds of CPU time that its threads have used.
-        core_wait_seconds: seconds that its threads were ready to run, and waited for a core.
-        major_faults: how often its memory came from a disk.
+        core_wait_seconds: seconds that its main thread was ready to run, and waited for a core.
         monotonic: the moment by the monotonic clock, which all processes of its host share.
+        unchanged: of an observed rank, whose calls are not known, seconds for which each look at its main thread has
+            found the same stack; None of others.
+        memory_bytes: its memory in RAM; 0 if that is not known.
     """
 
     job: str
@@ -106,13 +112,14 @@ class RankSnapshot:
     clock: float = 0.0
     cpu_seconds: float = 0.0
     core_wait_seconds: float = 0.0
-    major_faults: int = 0
     monotonic: float = 0.0
+    unchanged: float | None = None
+    memory_bytes: int = 0
 
 
 @dataclass
 class ProcessView:
-    """A process whose agent does not answer, as another process of its host sees it.
+    """A process without an agent, or whose agent does not answer, as another process of its host sees it.
 
     Attributes:
         state: its state letter, as in /proc/PID/stat: ``T`` stopped, ``R`` running; ``-`` if there is no such process;
@@ -123,6 +130,7 @@ class ProcessView:
         cpu: processor time that its threads use, in cores.
         stacks: those of its Python threads, the main thread's first.
         no_stacks: why there are none, and what helps; empty if there are some.
+        unchanged: see RankSnapshot.
     """
 
     state: str = ""
@@ -132,6 +140,14 @@ class ProcessView:
     cpu: float = 0.0
     stacks: list[ThreadStack] = field(default_factory=list)
     no_stacks: str = ""
+    unchanged: float = 0.0
+
+
+@dataclass
+class RankWaits:
+    """The ranks (as text) that a rank waits for in collectives, and for which share of WATCH_SECONDS."""
+
+    shares: dict[str, float]
 
 
 @dataclass

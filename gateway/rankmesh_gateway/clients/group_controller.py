@@ -52,33 +52,14 @@ class NoAgentAnsweredError(DistBackendError):
 
 
 class GroupController:
-    """Sends requests to the agents of a group's members.
-
-    Args:
-        registry: the registry, which knows the members.
-        agents: sends the requests.
-    """
+    """Sends requests to the agents of a group's members."""
 
     def __init__(self, registry: Registry, agents: AgentClient) -> None:
         self._registry = registry
         self._agents = agents
 
     async def make(self, job: str, ranks: Sequence[int], name: str, timeout: float = MAKE_SECONDS) -> GroupMade:
-        """Create a group at all its members, or at none.
-
-        Args:
-            job: the job whose ranks they are.
-            ranks: global ranks of the members, by group rank.
-            name: the group's name; a new one if empty.
-            timeout: seconds for the members to meet.
-
-        Raises:
-            JobNotFoundError: no world of the job is complete.
-            InvalidRequestError: a rank is not the job's, or is listed twice.
-            RankFailedError: a rank has failed or left.
-            GroupNameTakenError: another group of the job has the name.
-            GroupNotMadeError: a member's agent could not be reached, or rejected the request.
-        """
+        """Create a group at all its members, or at none; ``ranks`` are global, by group rank; '' is a new name."""
         members = self._registry.members(job)
         _check_ranks(ranks, members)
         names = {group.name for group in self._registry.groups(job)}
@@ -108,17 +89,7 @@ class GroupController:
         raise _not_made_error(wanted, replies, members)
 
     async def abort(self, name: str, job: str | None, reason: str) -> FanOut:
-        """Abort a group at all members: its pending calls fail with the reason.
-
-        Args:
-            name: the group's id, or its name if no other has it.
-            job: the group's job; None if no other job has such a group.
-            reason: the reason, for the members' errors.
-
-        Raises:
-            GroupNotFoundError: there is no such group, or several.
-            NoAgentAnsweredError: no member aborted it.
-        """
+        """Abort a group at all members: its pending calls fail with the reason."""
         group, ranks = self._registry.find_group(name, job)
         asked = {rank: ranks[rank] for rank in group.ranks if rank in ranks and ranks[rank].state != "left"}
         replies = await self._abort(group, asked, reason)
@@ -129,19 +100,7 @@ class GroupController:
         return outcome
 
     async def shrink(self, name: str, job: str | None, without: Iterable[int], timeout: float) -> GroupChanged:
-        """Create a group of the remaining members, and end the old one at all live members.
-
-        Args:
-            name: the group's id, or its name if no other has it.
-            job: the group's job; None if no other job has such a group.
-            without: members to leave out, besides those that have failed or left.
-            timeout: seconds for the members to meet.
-
-        Raises:
-            GroupNotFoundError: there is no such group, or several.
-            InvalidRequestError: no member or every member would be left out, or a rank is not a member.
-            As ``make``.
-        """
+        """Create a group of the remaining members, and end the old one at all live members."""
         group, ranks = self._registry.find_group(name, job)
         out = set(without)
         strangers = sorted(out - set(group.ranks))
@@ -160,19 +119,7 @@ class GroupController:
         )
 
     async def grow(self, name: str, job: str | None, more: Sequence[int], timeout: float) -> GroupChanged:
-        """Create a group of the members and more ranks behind them, and end the old one.
-
-        Args:
-            name: the group's id, or its name if no other has it.
-            job: the group's job; None if no other job has such a group.
-            more: the ranks to add.
-            timeout: seconds for the members to meet.
-
-        Raises:
-            GroupNotFoundError: there is no such group, or several.
-            InvalidRequestError: there are none, or a rank is a member already.
-            As ``make``.
-        """
+        """Create a group of the members and more ranks behind them, and end the old one."""
         group, ranks = self._registry.find_group(name, job)
         already = sorted(set(more) & set(group.ranks))
         if already:

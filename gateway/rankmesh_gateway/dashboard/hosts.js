@@ -2,12 +2,13 @@
 
 import { counts } from "./ages.js";
 import { byId, foreign, h, keep, say, set, show } from "./dom.js";
-import { age, many, natural, tally } from "./format.js";
+import { age, many, natural, percent, tally } from "./format.js";
 import { badge, ORDER } from "./marks.js";
 import { openRank } from "./rank.js";
 
 const MOST = 300;
-const COLUMNS = ["Rank", "State", "Heartbeat", "Process", "Agent"];
+const COLUMNS = ["Rank", "State", "Heartbeat", "Slow", "Process", "Agent"];
+const SLOW = 0.05; // see the gateway's scores.py
 
 let latest = { ranks: [], at: 0 };
 
@@ -98,9 +99,10 @@ function rankRow() {
   const number = h("button", { type: "button", class: "rank", "aria-haspopup": "dialog" });
   const [state, showState] = badge();
   const beat = h("td", { class: column(2) });
-  const process = h("td", { class: column(3) });
-  const agent = h("td", { class: column(4) }, foreign());
-  const element = h("tr", {}, h("th", { scope: "row", class: column(0) }, number), h("td", {}, state), beat, process, agent);
+  const slow = h("td", { class: column(3), title: "Share of the time that the others wait for this rank" });
+  const process = h("td", { class: column(4) });
+  const agent = h("td", { class: column(5) }, foreign());
+  const element = h("tr", {}, h("th", { scope: "row", class: column(0) }, number), h("td", {}, state), beat, slow, process, agent);
 
   let shown = null;
   number.addEventListener("click", () => openRank(shown));
@@ -112,6 +114,7 @@ function rankRow() {
     showState(rank.state);
     element.dataset.state = rank.state;
     counts(beat, rank.heartbeat_age, rank.at, (seconds) => `${age(seconds)} ago`);
+    say(slow, rank.slow >= SLOW ? percent(rank.slow) : "");
     say(process, String(rank.member.pid));
     say(agent.firstChild, rank.member.http.replace(/^https?:\/\//, ""));
   }
@@ -130,5 +133,5 @@ function reasonRow() {
 }
 
 function column(index) {
-  return ["number", "", "number", "number wide", "wide"][index];
+  return ["number", "", "number", "number", "number wide", "wide"][index];
 }

@@ -24,6 +24,8 @@ export const EVENTS = {
   "rank-alive": "alive",
   "rank-failed": "failed",
   "rank-left": "left",
+  "rank-slow": "suspect",
+  "rank-in-time": "alive",
   "group-made": "free",
   "group-failed": "failed",
   "group-ended": "left",

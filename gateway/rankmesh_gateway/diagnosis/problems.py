@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from rankmesh_agent.wire.schemas import AgentEntry, RankGroupInfo
+from rankmesh_agent.wire.schemas import AgentEntry, RankGroupInfo, RankInfo
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.stalls import find_failures
 from rankmesh_gateway.humanize import failed_text, held_up_text, seconds, suspect_text
 from rankmesh_gateway.schemas import Finding, GroupInFlight, Overview, Severity
+from rankmesh_gateway.stragglers.scores import SLOW
 
-_WAITING_SHARE = 0.2
-"""Share of their time that ranks spend in the operations of a group if they wait for another one."""
 _CHECK_PROCESS = "see on {} whether process {} runs"
 
 
@@ -40,7 +39,11 @@ def find_problems(overview: Overview, stalls: Sequence[Finding]) -> list[Finding
         *(_agent(each) for each in overview.agents if each.state in ("suspect", "failed")),
         *(_failed_group(each) for each in groups if each.failure),
         *(_held_up(each, reports) for each in overview.inflight if each.held_up and each.job not in stuck),
-        *(note for each in groups if not each.failure and each.job not in stuck for note in _busy(each)),
+        *(
+            _slow(each)
+            for each in overview.ranks
+            if each.slow >= SLOW and (each.job, each.epoch) in newest and each.job not in over | stuck
+        ),
     ]
 
 
@@ -76,14 +79,8 @@ def _held_up(call: GroupInFlight, reports: Sequence[RankReport]) -> Finding:
     return Finding("call", call.job, call.missing, text, remedy, call.age, f"{call.op} #{call.seq}", call.arrived)
 
 
-def _busy(group: RankGroupInfo) -> Iterator[Finding]:
-    """Yield a note on the member that the others wait for: it spends far less of its time in the operations."""
-    shares = sorted((share, int(rank)) for rank, share in group.busy.items())
-    if len(shares) > 2 and shares[1][0] >= _WAITING_SHARE and shares[0][0] <= shares[1][0] / 2:
-        (least, rank), (second, _), *_ = shares
-        text = (
-            f"the others wait for rank {rank}: it spends {least:.0%} of its time in the operations of group "
-            f"{group.name} of job {group.job}, they at least {second:.0%}"
-        )
-        remedy = f"'rankmesh stacks {rank}' shows what it does meanwhile"
-        yield Finding("busy", group.job, [rank], text, remedy, severity="note")
+def _slow(info: RankInfo) -> Finding:
+    """Return a note on a rank that the others wait for."""
+    rank = info.member.rank
+    text = f"the others wait for rank {rank} of job {info.job} {info.slow:.0%} of the time"
+    return Finding("busy", info.job, [rank], text, "'rankmesh stragglers' finds out why", severity="note")

@@ -26,11 +26,12 @@ class RankReport:
         state, reason, heartbeat_age: see RankInfo; or ``state`` is DUMPED or NO_DUMP.
         host_id: id of its host.
         local: whether it is on this host.
+        observed: see Member.
         snapshot: of the agent, None if it does not answer.
         error: the reason why it does not.
         asked, answered: when it was, in seconds since 1970.
         process: state letter of its process, see ProcessView; empty if the agent answers.
-        outside: its process as this host, or a rank of its job on its host, sees it.
+        outside: its process as this host, its observer, or a rank of its job on its host, sees it.
         place: where its call in flight was made, if a dump has no stacks.
         last: its last operation, if a dump has neither stacks nor calls in flight.
         failed_ranks: see RankInfo.
@@ -47,6 +48,7 @@ class RankReport:
     heartbeat_age: float = 0.0
     host_id: str = ""
     local: bool = False
+    observed: bool = False
     snapshot: Snapshot | None = None
     error: str = ""
     asked: float = 0.0
@@ -82,5 +84,7 @@ def newest_ranks(listed: Iterable[RankInfo], here: str = "", ranks: Collection[i
             place = each.job, each.epoch, member.rank, member.host, member.pid, member.http
             health = each.state, each.reason, each.heartbeat_age
             local = member.host_id == here
-            found.append(RankReport(*place, *health, member.host_id, local, failed_ranks=each.failed_ranks))
+            found.append(
+                RankReport(*place, *health, member.host_id, local, member.observed, failed_ranks=each.failed_ranks)
+            )
     return found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rankmesh_agent.wire.snapshot import RUNNING
 from rankmesh_gateway import humanize
-from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP
+from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP, RankReport
 from rankmesh_gateway.diagnosis.waits import JobView, Wait
 from rankmesh_gateway.humanize import seconds
 from rankmesh_gateway.schemas import FindingKind
@@ -27,7 +28,8 @@ def without_answer(
     if report.state == NO_DUMP:
         yield f"{subject(ranks)} left no dump" + (f" ({report.error})" if report.error else "")
     else:
-        yield f"{subject(ranks)} does not answer: {_state_of(view, ranks[0])}"
+        how = "cannot go on" if report.observed and report.process else "does not answer"
+        yield f"{subject(ranks)} {'has no known stack' if _lacks_stack(report) else how}: {_state_of(view, ranks[0])}"
         yield _whereabouts(view, ranks)
     if len(ranks) == 1 and (last := view.last_of(ranks[0], wait)):
         yield f"its last operation was {last}"
@@ -61,6 +63,8 @@ def elsewhere(view: JobView, ranks: Sequence[int], direct: Sequence[tuple[int, W
     call = wait.label if wait.kind == "collective" else f"{wait.label}, where rank {first} waits,"
     yield f"{subject(ranks)} {verb(ranks, 'has', 'have')} not come to {call} for {seconds(age)}"
     yield _whereabouts(view, ranks)
+    if len(ranks) == 1 and (outside := view.reports[ranks[0]].outside).state == "D":
+        yield f"it waits in the kernel ({outside.wchan or 'for a disk perhaps'})"
     if len(ranks) == 1 and view.reports[ranks[0]].last:
         yield f"its last operation was {view.reports[ranks[0]].last}"
     yield _waiters(view, direct)
@@ -69,12 +73,19 @@ def elsewhere(view: JobView, ranks: Sequence[int], direct: Sequence[tuple[int, W
 # Where they are, and what to do
 
 
+def _lacks_stack(report: RankReport) -> bool:
+    """Return whether an observed rank runs, and its observer has not got its stack."""
+    return report.observed and bool(report.outside.no_stacks) and report.process in RUNNING
+
+
 def _state_of(view: JobView, rank: int) -> str:
     report = view.reports[rank]
     outside = report.outside
     where = f"process {report.pid} on {report.host}"
     if outside.frozen:
         return f"{where} is frozen by its control group, {outside.frozen}"
+    if _lacks_stack(report):
+        return f"{where} runs"
     states = {
         "T": f"{where} is stopped (SIGSTOP, or Ctrl-Z)",
         "t": f"{where} is stopped by a debugger",
@@ -117,12 +128,9 @@ def _listed(view: JobView, ranks: Sequence[int], one: str, several: str) -> str:
     return ", ".join([*texts[:_NAMED], *([f"{more} more elsewhere"] if more else [])])
 
 
-def in_calls(view: JobView, ranks_by_call: Mapping[str, Sequence[int]]) -> str:
+def in_calls(view: JobView, calls: Iterable[tuple[str, Sequence[int]]]) -> str:
     """Return which ranks are in which call: ``rank 0 is in send to rank 1 at x.py:8, ranks 1-2 are in …``."""
-    texts = [
-        f"{subject(ranks)} {verb(ranks, 'is', 'are')} in {call}{_at(view, ranks)}"
-        for call, ranks in ranks_by_call.items()
-    ]
+    texts = [f"{subject(ranks)} {verb(ranks, 'is', 'are')} in {call}{_at(view, ranks)}" for call, ranks in calls]
     return ", ".join(texts[:_NAMED])
 
 
@@ -157,6 +165,8 @@ def remedy(view: JobView, kind: FindingKind, ranks: Sequence[int]) -> str:
     if report.state == NO_DUMP:
         whose = "its" if len(ranks) == 1 else "their"
         return f"look at {whose} output: a rank that has ended, or is held up in C code, writes no dump"
+    if _lacks_stack(report):
+        return report.outside.no_stacks
     if kind == "silent" and report.process:
         helps = f"; {report.outside.no_stacks}" if report.outside.no_stacks else ""
         return (

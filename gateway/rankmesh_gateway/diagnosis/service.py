@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -10,13 +11,14 @@ from dataclasses import asdict
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.hello import Service
-from rankmesh_agent.wire.snapshot import RankSnapshot
+from rankmesh_agent.wire.snapshot import WATCH_SECONDS, RankSnapshot, RankWaits
 from rankmesh_gateway.diagnosis.frames import location_of
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import add_snapshots
 from rankmesh_gateway.diagnosis.stalls import find_stalls
-from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, Finding, RankDetails
+from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, Finding, NoAnswer, RankDetails, StragglerReport
 from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.stragglers.lateness import find_stragglers, slow_links
 
 PATIENCE_SECONDS = 1.0
 """Time in which an agent must answer."""
@@ -113,7 +115,45 @@ class DiagnosisService:
             records: whether the snapshots have all calls that the flight recorders keep, up to MAX_DUMPED a group.
         """
         service = Service.RECORDS if records else Service.SNAPSHOT
-        return await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience, service)
+        found = await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience, service)
+        for each in found if records else ():
+            if each.snapshot is not None and each.snapshot.unchanged is not None:
+                each.snapshot, each.error = None, "its calls are not known: 'rankmesh observe' looks from outside"
+        return found
+
+    async def stragglers(
+        self, job: str | None, seconds: float, patience: float, *, links: bool = False
+    ) -> StragglerReport:
+        """Return which ranks of one job or of all make the others wait, by the calls of the last seconds, and why.
+
+        Args:
+            job: the job; None for all.
+            seconds: see there.
+            patience: seconds in which an agent must answer.
+            links: whether to watch for slow links, for WATCH_SECONDS, if no rank is late.
+        """
+        details = await self.snapshots(job, (), patience, records=True)
+        by_job: dict[str, list[RankDetails]] = {}
+        for each in details:
+            if each.snapshot is not None:
+                by_job.setdefault(each.job, []).append(each)
+        usage = {name: self._registry.usage(name) for name in by_job}
+        found = await asyncio.to_thread(
+            lambda: [each for name, ranks in by_job.items() for each in find_stragglers(ranks, usage[name], seconds)]
+        )
+        for name in by_job.keys() - {each.job for each in found} if links else ():
+            found += slow_links(name, await asyncio.to_thread(self._waits, name, patience))
+        return StragglerReport(found, [NoAnswer(each.rank, each.error) for each in details if each.snapshot is None])
+
+    def _waits(self, job: str, patience: float) -> dict[int, RankWaits]:
+        """Return the ranks that each rank of a job waits for, of those that answer."""
+        reports = newest_ranks(self._registry.ranks(job), self._here)
+        add_snapshots(reports, self._token, patience + WATCH_SECONDS, service=Service.WAITS)
+        found = {}
+        for report in reports:
+            with contextlib.suppress(TypeError):
+                found[report.rank] = json_text.convert(RankWaits, report.snapshot)
+        return found
 
     async def _details(
         self, reports: Sequence[RankReport], patience: float, service: Service = Service.SNAPSHOT

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 from rankmesh_agent.diagnostics import process
 from rankmesh_agent.net.deadline import Deadline
@@ -16,13 +17,15 @@ from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import for_job
 from rankmesh_agent.wire.errors import AuthenticationError, DistError
 from rankmesh_agent.wire.hello import Service, client_script, hello
-from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES, ProcessView, rank_attachment
+from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES, RUNNING, ProcessView, RankSnapshot, rank_attachment
 from rankmesh_gateway.diagnosis.reports import RankReport, Snapshot
 
 _CONCURRENCY = 128
 _CHUNK_BYTES = 1 << 18
 _STOPPED_SECONDS = 0.2
 """Seconds in which the agent of a stopped process must answer: it cannot."""
+_OBSERVED_SECONDS = 4.0
+"""Seconds for which an observer may look at its rank, besides those in which it must answer."""
 
 
 def add_snapshots(
@@ -68,15 +71,34 @@ def _add_snapshot(report: RankReport, service: Service, token: str, patience: fl
     limit = min(end.remaining(), patience, _STOPPED_SECONDS if stopped else patience)
     try:
         report.asked = time.time()
-        report.snapshot = fetch_snapshot(report.url, for_job(token, report.job), limit, service)
+        if report.observed:
+            credential, attachment = for_job(token, report.job), rank_attachment(report.rank)
+            found = fetch_snapshot(report.url, credential, limit + _OBSERVED_SECONDS, Service.PROCESS, attachment)
+            _add_view(report, json_text.convert(ProcessView, found))
+        else:
+            report.snapshot = fetch_snapshot(report.url, for_job(token, report.job), limit, service)
         report.answered = time.time()
-        if report.snapshot is None:
+        if report.snapshot is None and not report.error:
             report.error = "its agent has no rank any more"
-    except (OSError, ValueError, DistError) as error:
+    except (OSError, ValueError, TypeError, DistError) as error:
         report.error = _no_answer(error, patience)
         if report.local:
             report.outside = process.view(report.pid, patience)
             report.process = report.outside.state
+            if report.observed:
+                _add_view(report, report.outside)
+
+
+def _add_view(report: RankReport, view: ProcessView) -> None:
+    """Add the view of an observed rank's process: as a snapshot if it runs, and has stacks."""
+    report.outside = view
+    if view.state in RUNNING and view.stacks and not view.frozen:
+        place = report.job, report.epoch, report.rank
+        report.snapshot = asdict(RankSnapshot(*place, attached=False, stacks=view.stacks, unchanged=view.unchanged))
+    elif view.state in ("-", "Z", "X"):
+        report.state = "left"  # its observer is about to report how
+    else:
+        report.process, report.error = view.state, view.no_stacks or "its process does not run"
 
 
 def _ask_neighbour(report: RankReport, others: Sequence[RankReport], token: str, patience: float) -> None:

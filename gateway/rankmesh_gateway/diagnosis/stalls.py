@@ -190,10 +190,11 @@ def _circle(view: JobView, ranks: list[int], blocked: Mapping[int, Collection[in
     kinds = {wait.kind for wait in waits.values()}
     ops = {wait.op for wait in waits.values()}
     kind: FindingKind = "order" if kinds != {"message"} else "messages" if len(ops) == 1 else "tags"
-    by_label: dict[str, list[int]] = defaultdict(list)
+    by_call: dict[tuple[str, object], list[int]] = defaultdict(list)
     for rank, wait in waits.items():
-        by_label[wait.label].append(rank)
-    parts = [f"{subject(ranks)} wait for each other for {seconds(age)}: {sentences.in_calls(view, by_label)}"]
+        by_call[wait.label, view.observed.get(rank)].append(rank)
+    calls = [(label, there) for (label, _), there in by_call.items()]
+    parts = [f"{subject(ranks)} wait for each other for {seconds(age)}: {sentences.in_calls(view, calls)}"]
     behind = sorted(reaching(blocked, set(ranks)) - set(ranks))
     if behind:
         parts.append(f"behind them {sentences.waiting_at(view, behind)}")
@@ -243,7 +244,7 @@ def _mismatch(
     ranks = [rank for rank in everyone if rank not in most or 2 * len(most) <= len(everyone)]
     number = f"collective #{seq}{of_group(group['name'])}"
     behind = sorted((reaching(blocked, set(everyone)) | set(everyone)) - set(ranks))
-    parts = [f"{number} differs between the ranks for {seconds(age)}: {sentences.in_calls(view, by_call)}"]
+    parts = [f"{number} differs between the ranks for {seconds(age)}: {sentences.in_calls(view, by_call.items())}"]
     if indirect := [rank for rank in behind if rank not in everyone]:
         parts.append(f"behind them {sentences.waiting_at(view, indirect)}")
     remedy = "make these calls in one order on all ranks" if len(ops) > 1 else "give equal arguments on all ranks"

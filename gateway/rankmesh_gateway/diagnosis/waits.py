@@ -8,11 +8,13 @@ from dataclasses import asdict
 from typing import Any, Literal, NamedTuple
 
 from rankmesh_gateway.diagnosis.frames import Thread, location_of
+from rankmesh_gateway.diagnosis.library_calls import LibraryCall, library_call
 from rankmesh_gateway.diagnosis.reports import RankReport
 from rankmesh_gateway.humanize import seconds
 
 _ALL_EXCHANGE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that no rank completes before all have begun them."""
+_OVER = ("failed", "left")
 
 
 class Wait(NamedTuple):
@@ -43,6 +45,7 @@ class JobView:
         joining: the others.
         snapshots: those of the ranks that answer.
         silent: the live ranks that do not.
+        observed: the observed ranks, with the calls of libraries in which they are, None if in none.
         groups: the groups in the snapshots, by id.
         waits: of the ranks that answer.
         places: the lines of the user's code where they are.
@@ -54,7 +57,15 @@ class JobView:
         self.joining = [report for report in reports if report.state == "joining"]
         self.job = reports[0].job
         self.snapshots = {rank: report.snapshot for rank, report in self.reports.items() if report.snapshot is not None}
-        self.silent = {rank for rank, each in self.reports.items() if each.snapshot is None and each.state != "failed"}
+        self.silent = {rank for rank, each in self.reports.items() if each.snapshot is None and each.state not in _OVER}
+        self.observed = {
+            rank: library_call(each["stacks"])
+            for rank, each in self.snapshots.items()
+            if each.get("unchanged") is not None
+        }
+        self._unchanged = min(
+            (self.snapshots[rank]["unchanged"] for rank, call in self.observed.items() if call), default=0
+        )
         self.groups = {group["id"]: group for each in self.snapshots.values() for group in each["groups"]}
         self._seqs = {
             rank: {group["id"]: group["seq"] for group in each["groups"]} for rank, each in self.snapshots.items()
@@ -82,7 +93,9 @@ class JobView:
             for rank, each in self.snapshots.items()
             if not each["attached"]
         } | {rank: location_of(self._stacks_from_outside(rank), waits=False) for rank in self.silent}
-        self.blocked = {rank for rank in self.snapshots if self.waits[rank] and self._is_inside(rank)}
+        calls = {rank: call for rank, call in self.observed.items() if call is not None}
+        self.places |= {rank: call.place for rank, call in calls.items()}
+        self.blocked = calls.keys() | {rank for rank in self.snapshots if self.waits[rank] and self._is_inside(rank)}
 
     def _stacks_from_outside(self, rank: int) -> list[Thread]:
         return [asdict(thread) for thread in self.reports[rank].outside.stacks]
@@ -110,8 +123,20 @@ class JobView:
                 missing = self._missing_from(group, call["seq"])
                 missing = missing - {rank} if rank in missing else missing
                 yield Wait("collective", label, call["age"], missing, group["id"], call["seq"], call["op"])
+        if (called := self.observed.get(rank)) is not None:
+            yield Wait(called.kind, called.name, self._unchanged, self._away_from(rank, called), op=called.op)
         for wait in snapshot["store_waits"]:
             yield Wait("store", f"store.{wait['op']}", wait["age"], frozenset(), op=wait["op"], keys=wait["keys"])
+
+    def _away_from(self, rank: int, own: LibraryCall) -> frozenset[int]:
+        """Return the ranks for which an observed rank may wait: those in no call, else the others in messages or calls.
+
+        The ends of a message that both are there, and a collective at whose line all ranks are, do not wait for long.
+        """
+        calls = {other: call for other, call in self.observed.items() if call is not None}
+        away = self.silent | (self.observed.keys() - calls.keys())
+        messages = {other for other, call in calls.items() if call.kind == "message"} - {rank}
+        return frozenset(away or messages or {other for other, call in calls.items() if call != own})
 
     def _missing_from(self, group: Mapping[str, Any], seq: int) -> frozenset[int]:
         """Return the members that are waited for in a collective: first those that have certainly not come."""

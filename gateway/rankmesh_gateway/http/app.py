@@ -18,8 +18,7 @@ from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
-from rankmesh_gateway.http.endpoints import ENDPOINTS, role_of
-from rankmesh_gateway.http.job_scope import confine
+from rankmesh_gateway.http.endpoints import ENDPOINTS, confine, role_of
 from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
@@ -74,8 +73,7 @@ def create_services(
 def create_framework_app(services: handlers.Services) -> Application:
     """Return the application of all endpoints. Imports FastAPI and pydantic."""
     from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
-    from rankmesh_gateway.http.handled import add_handled_routes
-    from rankmesh_gateway.http.problems import problems
+    from rankmesh_gateway.http.handled import add_handled_routes, problems
 
     app = WebApplication(
         "RankMesh gateway",

@@ -19,10 +19,8 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.json_text import InvalidBodyError
 from rankmesh_agent.wire.schemas import JoinReply, JoinRequest, Problem
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.endpoints import Endpoint, endpoint_of, reply_of
-from rankmesh_gateway.http.job_scope import check_body
-from rankmesh_gateway.http.replies import Reply, Request
-from rankmesh_gateway.http.shared_replies import SharedReplies
+from rankmesh_gateway.http.endpoints import Endpoint, check_body, endpoint_of, reply_of
+from rankmesh_gateway.http.replies import Reply, Request, SharedReplies
 from rankmesh_gateway.state.registry import SCAN_SECONDS, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
@@ -32,12 +30,7 @@ _POLL_SECONDS = 0.05
 
 
 class GatewayApplication:
-    """ASGI application.
-
-    Args:
-        services: what it serves.
-        make_framework_app: returns the web framework's application, which has all endpoints; called in a thread.
-    """
+    """ASGI application; ``make_framework_app``, called in a thread, returns the framework's, with all endpoints."""
 
     def __init__(self, services: handlers.Services, make_framework_app: Callable[[], Application]) -> None:
         self._services = services

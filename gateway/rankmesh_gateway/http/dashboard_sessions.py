@@ -70,12 +70,7 @@ class _Tokens:
 
 
 class DashboardSessions:
-    """The codes and sessions of a gateway. For the thread of its event loop.
-
-    Args:
-        credentials: of the gateway's clients.
-        clock: monotonic seconds; tests pass their own.
-    """
+    """The codes and sessions of a gateway. For the thread of its event loop."""
 
     def __init__(self, credentials: Credentials, clock: Callable[[], float] = time.monotonic) -> None:
         self._credentials = credentials
@@ -91,14 +86,7 @@ class DashboardSessions:
         self._sessions.remove(token)
 
     def exchange(self, authorization: str) -> str:
-        """Return the token of a new session.
-
-        Args:
-            authorization: the header with the code, which is used up.
-
-        Raises:
-            AuthenticationError: the code is unknown, has been used or has expired.
-        """
+        """Return the token of a new session."""
         code = authorization.encode().removeprefix(_BEARER)
         grant = self._codes.find(code)
         if grant is None:
@@ -110,7 +98,6 @@ class DashboardSessions:
         """Return the Authorization header for which one stands: the credential for that of a session or a code.
 
         Args:
-            authorization: the header.
             scope: the request's; a code counts for the exchange alone, a session elsewhere; without the header, its
                 cookie counts.
 

@@ -13,9 +13,12 @@ from functools import cached_property, lru_cache
 from http import HTTPStatus
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
+from urllib.parse import parse_qsl, urlencode
 
+from rankmesh_agent.http.middleware import Message, reject_job
 from rankmesh_agent.wire import json_text
-from rankmesh_agent.wire.credentials import Role
+from rankmesh_agent.wire.credentials import Grant, Role
+from rankmesh_agent.wire.json_text import InvalidBodyError
 from rankmesh_agent.wire.schemas import HeartbeatReply
 from rankmesh_gateway.dashboard import PREFIX
 from rankmesh_gateway.http import handlers
@@ -123,22 +126,14 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/groups/{group}/shrink", Role.RUN, "query", groups.shrink_group, _GROUPS, _CHANGES),
     Endpoint("POST", "/v1/groups/{group}/grow", Role.RUN, "query", groups.grow_group, _GROUPS, _CHANGES),
     Endpoint("GET", "/v1/diagnosis", Role.READ, "query", handlers.diagnosis, _DIAGNOSIS),
+    Endpoint("GET", "/v1/stragglers", Role.READ, "query", handlers.stragglers, _DIAGNOSIS),
     Endpoint("GET", "/v1/ranks/snapshots", Role.RUN, "query", handlers.rank_snapshots, _DIAGNOSIS),
     Endpoint("GET", "/v1/ranks/{rank}/snapshot", Role.RUN, "query", handlers.rank_snapshot, _DIAGNOSIS, _OF_GROUP),
     Endpoint("GET", "/v1/events", Role.READ, "query", events.events, _EVENTS, document=events.DOCUMENT),
     Endpoint("GET", "/v1/rates", Role.READ, "query", handlers.rates, _EVENTS),
     Endpoint("GET", "/v1/overview", Role.READ, "query", handlers.overview, _EVENTS),
     Endpoint("GET", "/", Role.RUN, "", dashboard.page, _DASHBOARD, (503,), document=dashboard.PAGE),
-    Endpoint(
-        "GET",
-        PREFIX + "{name}",
-        Role.RUN,
-        "",
-        dashboard.part,
-        _DASHBOARD,
-        (404, 503),
-        document=dashboard.PART,
-    ),
+    Endpoint("GET", PREFIX + "{name}", Role.RUN, "", dashboard.part, _DASHBOARD, (404, 503), document=dashboard.PART),
     Endpoint("POST", CODES_PATH, Role.READ, "none", dashboard.create_code, _DASHBOARD, (401, 503), _MADE),
     Endpoint("POST", EXCHANGE_PATH, Role.READ, "none", dashboard.create_session, _DASHBOARD, (401, 503), _MADE),
     Endpoint("DELETE", EXCHANGE_PATH, Role.READ, "none", dashboard.end_session, _DASHBOARD, (401, 503)),
@@ -175,3 +170,45 @@ def reply_of(endpoint: Endpoint, reply: Any, request: Request) -> Reply | EventS
 
 
 _DEFAULT_REPLY = vars(HeartbeatReply([]))
+
+
+_BODY_JOB = "body_job"
+
+
+@dataclass
+class _JobOfBody:
+    job: str
+
+
+def confine(scope: Message, grant: Grant) -> None:
+    """Restrict a request to the job of its credential, see SecurityMiddleware."""
+    endpoint, job = endpoint_of(scope["method"], scope["path"]), grant.job or ""
+    if grant.lease or endpoint is None or not endpoint.job:
+        reject_job(scope, grant)
+    elif endpoint.job == "query":
+        fields = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        for name, value in fields:
+            if name == "job":
+                grant.require(value)
+        scope["query_string"] = urlencode([each for each in fields if each[0] != "job"] + [("job", job)]).encode()
+    elif endpoint.job == "body":
+        scope["state"][_BODY_JOB] = grant
+
+
+def check_body(scope: Message, content: bytes) -> str | None:
+    """Check that the job that a request's body names is that of its credential; return it, None for all jobs."""
+    grant: Grant | None = scope.get("state", {}).get(_BODY_JOB)
+    if grant is None:
+        return None
+    try:
+        named = json_text.read(_JobOfBody, content).job
+    except (InvalidBodyError, ValueError):
+        named = ""
+    grant.require(named)
+    return grant.job
+
+
+def job_of(scope: Message) -> str | None:
+    """Return the job that a request with a body is restricted to; None for all."""
+    grant: Grant | None = scope.get("state", {}).get(_BODY_JOB)
+    return None if grant is None else grant.job

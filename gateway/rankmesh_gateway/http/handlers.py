@@ -49,6 +49,7 @@ from rankmesh_gateway.schemas import (
     RankDetails,
     RateSample,
     RegistrySnapshot,
+    StragglerReport,
     WaitingProcess,
 )
 from rankmesh_gateway.snapshot import SnapshotCache
@@ -96,6 +97,15 @@ class SnapshotsQuery(JobQuery):
     rank: Annotated[tuple[int, ...], Meta(description="Only these ranks; all when left out.")] = ()
     patience: _Patience = PATIENCE_SECONDS
     records: Annotated[bool, Meta(description="With all calls that the flight recorders keep, for a trace.")] = False
+
+
+@dataclass
+class StragglersQuery(JobQuery):
+    """Query of the ranks that make the others wait."""
+
+    seconds: Annotated[float, Meta(ge=0.1, description="Only the calls of the last seconds count.")] = 60.0
+    patience: _Patience = PATIENCE_SECONDS
+    links: Annotated[bool, Meta(description="If no rank is late, watch for slow links, for a second.")] = False
 
 
 @dataclass(kw_only=True)
@@ -242,6 +252,14 @@ async def diagnosis(services: Services, query: DiagnosisQuery) -> Diagnosis:
     """
     found = await services.diagnosis.diagnose(query.job, query.patience)
     return replace(found, problems=services.snapshots.build(query.job, found.problems).problems)
+
+
+async def stragglers(services: Services, query: StragglersQuery) -> StragglerReport:
+    """Say which ranks make the others wait, how long, since when, and why: what `rankmesh stragglers` prints.
+
+    The gateway asks the agents of all ranks for the calls that their flight recorders keep.
+    """
+    return await services.diagnosis.stragglers(query.job, query.seconds, query.patience, links=query.links)
 
 
 async def rank_snapshots(services: Services, query: SnapshotsQuery) -> list[RankDetails]:

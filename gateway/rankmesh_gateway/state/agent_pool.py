@@ -24,13 +24,7 @@ from rankmesh_agent.wire.schemas import (
 )
 from rankmesh_gateway.state.event_log import EventKind, EventLog
 from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
-from rankmesh_gateway.state.validation import (
-    MAX_AGENTS,
-    GatewayFullError,
-    check_agent,
-    check_lease,
-    closing_error,
-)
+from rankmesh_gateway.state.validation import MAX_AGENTS, GatewayFullError, check_agent, check_lease, closing_error
 
 FORGET_AGENT_SECONDS = 300.0
 """A standalone agent is forgotten after this long without a heartbeat."""
@@ -43,13 +37,9 @@ class _Agent:
     """A standalone agent.
 
     Attributes:
-        beat: its last heartbeat.
-        last_seen: the clock at that.
         offered_to: the request of the client that it is reserved for, None if it is free for all.
-        offered_until: the clock when the offer expires.
         suspected_at: the clock when ranks reported its process lost; None without such a report, or after a later
             heartbeat.
-        logged_failed: whether the event log has its failure.
     """
 
     beat: AgentHeartbeat
@@ -101,13 +91,7 @@ class _Agent:
 
 
 class AgentPool:
-    """Standalone agents of a gateway. Thread-safe, under the lock of its registry.
-
-    Args:
-        clock: the registry's clock; called with the lock held.
-        lock: the registry's lock.
-        events: the event log.
-    """
+    """Standalone agents of a gateway. Thread-safe, under the lock of its registry."""
 
     def __init__(self, clock: Callable[[], float], lock: threading.Lock, events: EventLog) -> None:
         self._clock = clock
@@ -117,13 +101,7 @@ class AgentPool:
         self._closed = False
 
     def heartbeat(self, beat: AgentHeartbeat) -> None:
-        """Record a heartbeat; the first one registers the agent.
-
-        Raises:
-            InvalidRequestError: a value of the heartbeat is invalid.
-            GatewayFullError: the agent is new and there are MAX_AGENTS live ones.
-            GatewayClosingError: the registry is closed.
-        """
+        """Record a heartbeat; the first one registers the agent."""
         check_agent(beat)
         with self._lock:
             if self._closed:
@@ -163,11 +141,6 @@ class AgentPool:
 
         Rank r is offered the r-th agent in the natural order of names, or the next one that is free; agents with the
         client's host_id come before others. A rank that asks again is offered the agent that is reserved for it.
-
-        Raises:
-            InvalidRequestError: a value of the request is invalid.
-            NoAgentsError: no agent is registered.
-            GatewayClosingError: the registry is closed.
         """
         check_lease(request)
         with self._lock:
@@ -187,12 +160,7 @@ class AgentPool:
             return LeaseOffer(agent.beat)
 
     def none_free_error(self, request: LeaseRequest, job: str | None = None) -> NoFreeAgentError:
-        """Return the error of a request that has waited in vain: it names the agents and their states.
-
-        Args:
-            request: the request.
-            job: the only job whose particulars the client may see; None for all.
-        """
+        """Return the error of a request that has waited in vain: it names the agents that ``job`` may see."""
         with self._lock:
             now, agents = self._clock(), self._in_order()
             listed = [agent.describe(now, job) for agent in agents[:_MAX_LISTED]]

@@ -13,9 +13,6 @@ class ChildProcesses:
 
     The members of a world have a parent each, or all the same one. Otherwise ranks start jobs of their own at the
     launcher's address, and a world of the ranks of two such jobs could become complete.
-
-    Args:
-        job: the job's name.
     """
 
     def __init__(self, job: str) -> None:
@@ -31,11 +28,7 @@ class ChildProcesses:
             self._records[request.parent] = record
 
     def dispute(self, request: JoinRequest, forming: Epoch | None, latest: Epoch | None) -> RankRecord | None:
-        """Return the member that a join of the same parent conflicts with, None without a conflict.
-
-        Raises:
-            RankTakenError: the join is of another job than the members that are there; they stay.
-        """
+        """Return the member that a join of the same parent conflicts with, None without a conflict."""
         parent = request.parent
         if parent.rpartition("/")[0] != self._job:
             return None

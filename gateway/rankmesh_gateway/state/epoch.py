@@ -26,6 +26,7 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_gateway.schemas import GroupInFlight, JobInfo, JobState
 from rankmesh_gateway.state.group_reports import GroupReports
 from rankmesh_gateway.state.rank import RankRecord
+from rankmesh_gateway.stragglers.scores import RankScores
 
 JOIN_SILENCE_SECONDS = LONG_POLL_SECONDS + 10.0
 """A joining process whose request does not come again for this long has died."""
@@ -46,6 +47,8 @@ class Epoch:
         logged_groups: the ids of the groups in the event log, and whether it has their failure.
         logged_calls: the calls that the event log has as held up, by group and sequence number: the clock when each
             began, and the call as it was when it was logged.
+        scores: those of its ranks.
+        logged_slow: the ranks that are slow by the event log.
         grown: whether its world is an earlier one that has grown.
         since: the clock when the world was complete, or before that when the first rank joined.
         interval: seconds between the heartbeats that the ranks were told when the world was complete.
@@ -60,6 +63,8 @@ class Epoch:
     groups: GroupReports = field(default_factory=GroupReports)
     logged_groups: dict[str, bool] = field(default_factory=dict)
     logged_calls: dict[tuple[str, int], tuple[float, GroupInFlight]] = field(default_factory=dict)
+    scores: RankScores = field(default_factory=RankScores)
+    logged_slow: set[int] = field(default_factory=set)
     grown: bool = False
     since: float | None = None
     interval: float = HEARTBEAT_SECONDS
@@ -205,15 +210,14 @@ class Epoch:
 
     def infos(self, now: float) -> list[RankInfo]:
         """Return the ranks as the HTTP interface shows them, in rank order."""
-        return [record.info(self.job, self.number, now) for record in self.all_records()]
+        scores = self.scores.values
+        return [
+            record.info(self.job, self.number, now, scores.get(record.member.rank, 0.0))
+            for record in self.all_records()
+        ]
 
     def summary(self, now: float, time_now: float) -> JobInfo:
-        """Return the state of the world as a whole.
-
-        Args:
-            now: the clock.
-            time_now: seconds since 1970.
-        """
+        """Return the state of the world as a whole; ``time_now``: seconds since 1970."""
         ranks: Mapping[str, int] = collections.Counter(record.state(now) for record in self.all_records())
         since = time_now - (now - (self.since if self.since is not None else now))
         state = self._state(ranks)
@@ -230,12 +234,7 @@ class Epoch:
         return "failed" if ranks.get("failed") else "ended"
 
     def start(self, now: float, interval: float) -> None:
-        """Assign the missing ranks, and count all as just seen: heartbeats are expected from now on.
-
-        Args:
-            now: the clock.
-            interval: seconds between the heartbeats of a rank.
-        """
+        """Assign the missing ranks, and count all as just seen: heartbeats are expected from now on."""
         if self.unassigned:
             for rank, record in zip(self.missing(), self.unassigned.values(), strict=True):
                 record.member = replace(record.member, rank=rank)
@@ -252,16 +251,7 @@ class Epoch:
         self._due = min(self._due, record.last_seen + suspect_seconds(record.interval))
 
     def report_lost(self, reporter: RankRecord, lost: list[LostRank], *, more: bool) -> list[RankRecord]:
-        """Record which ranks another one reports lost; a repeated report changes nothing.
-
-        Args:
-            reporter: the rank that reports them.
-            lost: the lost ranks.
-            more: whether it has reported others before, which are lost, too.
-
-        Returns:
-            The ranks that have failed by this report.
-        """
+        """Record which ranks another one reports lost; return those that have failed by this report."""
         if not lost and (more or not reporter.lost_peers):
             return []
         before, named = reporter.lost_peers, frozenset(each.rank for each in lost)
@@ -281,10 +271,8 @@ class Epoch:
         """Record the failure of the ranks that have been silent for too long and to which no peer is connected.
 
         A process that is stopped, or that holds the interpreter for long, sends no heartbeat; its connections stand,
-        its peers wait for it, and it may go on.
-
-        Returns:
-            Whether states may have changed; if not, no rank has been looked at.
+        its peers wait for it, and it may go on. Returns whether states may have changed; if not, no rank has been
+        looked at.
         """
         if now < self._due:
             return False

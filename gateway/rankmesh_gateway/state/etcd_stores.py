@@ -41,9 +41,6 @@ class EtcdStores:
     Args:
         url: ``etcd://HOST:PORT[,HOST:PORT...][/PREFIX]``, with ``etcds`` for TLS, whose authorities are those of
             OpenSSL, or of the file SSL_CERT_FILE.
-
-    Raises:
-        ValueError: the URL is not of that form.
     """
 
     def __init__(self, url: str) -> None:
@@ -115,11 +112,7 @@ class EtcdStores:
         return f"{self._id}/{self._number}".encode()
 
     def _commit(self, operations: list[Json]) -> None:
-        """Make a transaction of operations.
-
-        Raises:
-            DistStoreError, OutcomeUnknownError: see StoreBackend.
-        """
+        """Make a transaction of operations."""
         with self._lock:
             mark, key = self._next_mark(), _text(self._prefix + b"/gateway")
             while True:
@@ -146,12 +139,7 @@ class EtcdStores:
                 return
 
     def _request(self, name: str, body: Json) -> Json:
-        """Return the reply to a request; it is sent again, to the members in turn, until there is one.
-
-        Raises:
-            DistStoreError: etcd refuses it, or no member can be reached.
-            OutcomeUnknownError: it was sent, and there is no reply.
-        """
+        """Return the reply to a request; it is sent again, to the members in turn, until there is one."""
         content = json.dumps(body)
         until = time.monotonic() + (_SECONDS if self._answers else _SHORT_SECONDS)
         sent = False

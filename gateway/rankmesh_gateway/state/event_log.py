@@ -20,6 +20,8 @@ EventKind = Literal[
     "rank-alive",
     "rank-failed",
     "rank-left",
+    "rank-slow",
+    "rank-in-time",
     "group-made",
     "group-failed",
     "group-ended",
@@ -51,8 +53,6 @@ class Event(NamedTuple):
 
     Attributes:
         id: larger than those of all earlier events, also of earlier gateways at this address.
-        kind: its kind.
-        data: its other fields, as JSON.
         job: the job among them; empty for none.
     """
 
@@ -68,12 +68,8 @@ class EventLog:
     Ids begin at the microseconds since 1970 when the log is created, so an id of an earlier log, of a gateway that had
     the same address, differs from all of this one.
 
-    Args:
-        clock: the registry's clock.
-
     Attributes:
         last: the id of the last event; before the first one, one less than its id.
-        closed: whether the log has been closed, so that listeners end.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -96,17 +92,7 @@ class EventLog:
         group: str = "",
         **more: Any,
     ) -> None:
-        """Append an event.
-
-        Args:
-            kind: the kind.
-            detail: a sentence for people.
-            at: the clock at the event; now if left out.
-            job: the job concerned.
-            ranks: the ranks concerned.
-            group: the id of the group concerned.
-            more: other fields, fit for JSON.
-        """
+        """Append an event; ``at``: the clock at the event; now if left out."""
         ago = 0.0 if at is None else self._clock() - at
         fields = {"time": time.time() - ago, "job": job, "ranks": list(ranks), "group": group, "detail": detail, **more}
         data = json.dumps(fields)
@@ -114,9 +100,7 @@ class EventLog:
             self.last += 1
             self._kept.append(Event(self.last, kind, data, job))
             self._counted[kind] += 1
-            listeners = list(self._listeners.values())
-        for wake in listeners:
-            wake()
+        self._wake_all()
 
     def restore(self, events: Sequence[Event]) -> None:
         """Put the events of an earlier log, the oldest first, before all of this one."""
@@ -132,11 +116,9 @@ class EventLog:
             return self._counted.copy()
 
     def resume_position(self, seen: int | None) -> int:
-        """Return the position from which a listener continues that has seen an event.
+        """Return the position from which a listener continues that has seen an event; None: with the next event.
 
-        Args:
-            seen: the event's id; None to begin with the next event. After an id of another log, all events follow
-                that are kept.
+        After an id of another log, all events follow that are kept.
         """
         if seen is None:
             return self.last
@@ -155,11 +137,7 @@ class EventLog:
 
     @contextlib.contextmanager
     def subscribe(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Call a function, in any thread, after each event and when the log is closed.
-
-        Raises:
-            TooManyListenersError: there are MAX_LISTENERS listeners.
-        """
+        """Call a function, in any thread, after each event and when the log is closed."""
         key = object()
         with self._lock:
             if len(self._listeners) >= MAX_LISTENERS:

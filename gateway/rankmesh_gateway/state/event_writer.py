@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from rankmesh_agent.wire.ranges import named_ranks
 from rankmesh_agent.wire.schemas import UNASSIGNED, GroupInfo, RankState, failed_seconds, suspect_seconds
-from rankmesh_gateway.humanize import failed_text, held_up_text, suspect_text
+from rankmesh_gateway.humanize import failed_text, held_up_text, slow_text, suspect_text
 from rankmesh_gateway.schemas import GroupInFlight
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventKind, EventLog
 from rankmesh_gateway.state.rank import RankRecord
+from rankmesh_gateway.stragglers.lateness import activity
 
 _STATE_EVENTS: dict[RankState, EventKind] = {
     "alive": "rank-alive",
@@ -26,11 +27,7 @@ _STATE_EVENTS: dict[RankState, EventKind] = {
 
 
 class EventWriter:
-    """Writes the events of jobs.
-
-    Args:
-        log: the event log.
-    """
+    """Writes the events of jobs."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -101,13 +98,7 @@ class EventWriter:
             self._rank_event(_STATE_EVENTS[state], detail, epoch, record, at)
 
     def group_changes(self, epoch: Epoch, reported: Iterable[GroupInfo], ended: Iterable[GroupInfo]) -> None:
-        """Log the groups that a rank's report creates, fails or ends.
-
-        Args:
-            epoch: the rank's epoch.
-            reported: the groups of the report.
-            ended: the groups that the rank no longer has.
-        """
+        """Log the groups that a rank's report creates, fails or ends."""
         for group in reported:
             ranks = epoch.groups.ranks(group.id)
             if ranks is not None and group.id not in epoch.logged_groups:
@@ -123,13 +114,7 @@ class EventWriter:
                 epoch.groups.drop(group.id, epoch.records)
 
     def held_up_calls(self, epoch: Epoch, calls: Iterable[GroupInFlight], now: float) -> None:
-        """Log the calls that have come to be held up, and those that were and have ended.
-
-        Args:
-            epoch: their epoch.
-            calls: its calls in flight.
-            now: the clock.
-        """
+        """Log the calls that have come to be held up, and those that were and have ended."""
         present = {(call.group, call.seq): call for call in calls}
         for key in epoch.logged_calls.keys() - present.keys():
             began, call = epoch.logged_calls.pop(key)
@@ -138,6 +123,20 @@ class EventWriter:
             if call.held_up and key not in epoch.logged_calls:
                 epoch.logged_calls[key] = (now - call.age, call)
                 self._call_event("call-held-up", call, epoch, now)
+
+    def slow_ranks(self, epoch: Epoch, now: float) -> None:
+        """Log the ranks that have come to be slow, and those that no longer are."""
+        scores = epoch.scores
+        for rank in sorted(scores.slow.keys() ^ epoch.logged_slow):
+            record, score = epoch.records[rank], scores.values.get(rank, 0.0)
+            if rank in scores.slow:
+                does = activity([rank], scores.usage())
+                detail = slow_text(record.member.described(), score, now - scores.slow[rank], does)
+                self._rank_event("rank-slow", detail, epoch, record)
+            elif record.is_live():
+                detail = f"{record.member.described()} no longer makes the others wait"
+                self._rank_event("rank-in-time", detail, epoch, record)
+        epoch.logged_slow = {*scores.slow}
 
     def _call_event(self, kind: EventKind, call: GroupInFlight, epoch: Epoch, now: float, end: str = "") -> None:
         found = (epoch.records[rank] for rank in call.missing if rank in epoch.records)

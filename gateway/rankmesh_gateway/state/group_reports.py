@@ -14,12 +14,7 @@ from rankmesh_gateway.state.validation import MAX_GROUPS
 class GroupChanges:
     """What a heartbeat has changed.
 
-    Attributes:
-        reported: the groups that it names.
-        ended: those that the rank no longer has, as they were.
-        unknown: the ids of groups whose ranks no member has reported.
-        dropped: how many groups are left out, as the rank has too many.
-        resend: whether the heartbeat names changes since one that is not known, so that it has changed nothing.
+    ``resend``: it names changes since one that is not known, so that it has changed nothing.
     """
 
     reported: list[GroupInfo] = field(default_factory=list)

@@ -86,11 +86,7 @@ def merged_calls(epoch: Epoch, now: float) -> list[GroupInFlight]:
 
 
 def find_group(epochs: Iterable[Epoch], name: str, now: float) -> tuple[Epoch, RankGroupInfo]:
-    """Return the group of that id, or of that name if no other live group has it, and its epoch.
-
-    Raises:
-        GroupNotFoundError: no group has that id or name, or several have that name.
-    """
+    """Return the group of that id, or of that name if no other live group has it, and its epoch."""
     found = [(epoch, info) for epoch in epochs for info in merged_groups(epoch, now) if name in (info.id, info.name)]
     if len(found) > 1:  # epochs without a live rank do not count
         found = [(epoch, info) for epoch, info in found if epoch.live_ranks()]

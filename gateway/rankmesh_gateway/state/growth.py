@@ -13,9 +13,6 @@ class Growth:
     A process on the wait list gets a place in the epoch that the ranks of the world form when they grow it, or if that
     has no room, in a later one. If the ranks give up, it is on the wait list again.
 
-    Args:
-        job: the job's name.
-
     Attributes:
         forming: the epoch of the growth that is under way; None without one.
         wait_list: the other processes that wait, as the unassigned ranks of an epoch that never is complete.
@@ -46,20 +43,7 @@ class Growth:
         return [record.member for epoch in self.epochs() for record in epoch.unassigned.values()]
 
     def join(self, request: JoinRequest, number: int, now: float) -> Epoch:
-        """Admit a process that awaits the growth, or a rank of the world that grows.
-
-        Args:
-            request: its join.
-            number: of the epoch that forms.
-            now: the clock.
-
-        Returns:
-            The epoch in which it waits, which may be complete by that.
-
-        Raises:
-            RankTakenError: another live process has come as this rank of the world.
-            WorldSizeMismatchError: the ranks of the world call for different sizes.
-        """
+        """Admit a process that awaits the growth, or a rank of the world that grows; return its epoch."""
         member = request.member
         if request.growth is None:
             self.epoch_of(member).admit(member, now)

@@ -1,4 +1,4 @@
-"""History of the last minutes: the rates of the jobs' groups, and the calls that were held up."""
+"""History of the last minutes: the rates of the jobs' groups, the calls that were held up, and the slow ranks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MAX_LOAD = 0.01
 
 
 class History:
-    """Samples of the rates, and the held-up calls in the event log.
+    """Samples of the rates, the scores of ranks, and held-up calls and slow ranks in the event log.
 
     Args:
-        writer: logs calls that are held up, and that have ended since.
+        writer: logs calls that are held up, and that have ended since, and slow ranks.
         processor_clock: seconds of processor time; tests pass their own.
     """
 
@@ -46,6 +46,9 @@ class History:
         self._samples.append((now, sample))
         for epoch in live:
             self._writer.held_up_calls(epoch, merged_calls(epoch, now) if epoch.live_ranks() else [], now)
+            heard = {rank: each.report() for rank, each in epoch.records.items() if each.is_live() and each.reported_at}
+            epoch.scores.observe(heard, now)
+            self._writer.slow_ranks(epoch, now)
         self._due = now + max(SAMPLE_SECONDS, (self._processor_clock() - began) / _MAX_LOAD)
 
     def samples(self, now: float, job: str | None = None) -> list[RateSample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -9,14 +10,22 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rankmesh_agent.wire.errors import JobEndedError, RankTakenError
-from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
+from rankmesh_agent.wire.schemas import (
+    HEARTBEAT_SECONDS,
+    UNASSIGNED,
+    Heartbeat,
+    JoinReply,
+    JoinRequest,
+    Leave,
+    Member,
+    RankInfo,
+)
 from rankmesh_agent.wire.store_frames import STORE_ID_BYTES
 from rankmesh_gateway.state.child_processes import ChildProcesses
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.group_reports import GroupChanges
 from rankmesh_gateway.state.growth import Growth
-from rankmesh_gateway.state.pace import HeartbeatPace
 from rankmesh_gateway.state.rank import RankRecord
 
 
@@ -31,19 +40,10 @@ class HeartbeatOutcome(NamedTuple):
 class Job:
     """The epochs of one job.
 
-    Args:
-        name: the job's name.
-        writer: writes the event log.
-        pace: the interval of heartbeats.
-
     Attributes:
-        name: the job's name.
         epochs: the epochs whose world was complete, by number; old ones are dropped once no rank of them is live.
-        forming: the epoch whose world is incomplete, if there is one.
         growth: the processes that wait for the world to grow, and its ranks while they grow it.
         holds_ranks: whether the live ranks of its latest world are refused to other processes.
-        attempt: how often the job's launcher has restarted it.
-        before: the ranks of the attempt before, as they were when it ended.
     """
 
     def __init__(self, name: str, writer: EventWriter, pace: HeartbeatPace) -> None:
@@ -67,15 +67,9 @@ class Job:
             yield self.forming
 
     def join(self, request: JoinRequest, now: float) -> Epoch:
-        """Admit a rank to the forming epoch, whose world may be complete by that.
+        """Admit a rank to the forming epoch, whose world may be complete by that; return the rank's epoch.
 
-        Returns:
-            The rank's epoch: one that is complete if this very process joined it earlier.
-
-        Raises:
-            RankTakenError: another live process holds the rank, others hold all ranks, or the job was restarted after
-                the process had been started.
-            WorldSizeMismatchError: the forming world has another size.
+        That is one that is complete if this very process joined it earlier.
         """
         self._check_attempt(request)
         if request.awaits_growth:
@@ -165,15 +159,9 @@ class Job:
         self._drop_old_epochs(now)
 
     def restart(self, attempt: int, now: float, reason: str = "") -> list[Future[JoinReply]]:
-        """End the epochs of earlier attempts: their ranks are neither live nor failed any more, but over.
+        """End the epochs before the launcher's attempt: their ranks are neither live nor failed any more, but over.
 
-        Args:
-            attempt: how often the launcher has restarted the job; does nothing if this is known.
-            now: the clock.
-            reason: the reason, as far as the launchers have reported one.
-
-        Returns:
-            The joins of earlier attempts that wait, to be cancelled.
+        Returns their joins that wait, to be cancelled.
         """
         if attempt <= self.attempt:
             return []
@@ -202,12 +190,7 @@ class Job:
         return self.epoch_of(request.member) or self.forming or self._next_epoch(request.world_size)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> HeartbeatOutcome:
-        """Record a heartbeat; that of a rank that has left or failed changes nothing.
-
-        Raises:
-            RankTakenError: another live process holds this rank of the epoch.
-            WorldSizeMismatchError: the epoch's other ranks have another world size.
-        """
+        """Record a heartbeat; that of a rank that has left or failed changes nothing."""
         epoch = self.epochs.get(beat.epoch)
         if epoch is None:
             if beat.epoch <= self._last_ended or (self.epochs and beat.epoch < self._latest_number()):
@@ -244,12 +227,7 @@ class Job:
     def process_exited(self, rank: int, pid: int, host: str, reason: str, now: float) -> None:
         """Record how a process exited, from the launcher that observed it: its cause is more exact than the peers'.
 
-        Args:
-            rank: the rank that the process was started as.
-            pid: its id; the rank may be held by a child of it.
-            host: the host it ran on.
-            reason: how it exited.
-            now: the clock.
+        The rank may be held by a child of the process.
         """
         for epoch in self.epochs.values():
             here = [record for record in epoch.records.values() if record.member.host == host]
@@ -364,3 +342,25 @@ class Job:
     def _drop_old_epochs(self, now: float) -> None:
         latest = self._latest_number()
         self.epochs = {number: epoch for number, epoch in self.epochs.items() if number == latest or epoch.live_ranks()}
+
+
+HEARTBEATS_A_SECOND = 500
+"""Heartbeats of all ranks together in a second, at most, once they know the interval: about a fifth of a core."""
+
+
+class HeartbeatPace:
+    """The interval that replies name; ``interval``: seconds; whole ones, so that it seldom changes."""
+
+    def __init__(self) -> None:
+        self.interval = HEARTBEAT_SECONDS
+
+    def set_ranks(self, ranks: int) -> None:
+        """Set the interval for a number of live ranks."""
+        self.interval = max(HEARTBEAT_SECONDS, float(math.ceil(ranks / HEARTBEATS_A_SECOND)))
+
+    def add_ranks(self, ranks: int) -> float:
+        """Return the interval from now on, as these ranks are live."""
+        before = self.interval
+        self.set_ranks(ranks)
+        self.interval = max(before, self.interval)
+        return self.interval

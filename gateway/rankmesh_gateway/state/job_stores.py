@@ -24,17 +24,7 @@ _SETTLED_SECONDS = 60.0
 
 
 class JobStores:
-    """The stores of all jobs. Thread-safe.
-
-    Args:
-        registry: the registry, which knows the jobs and the ids of their stores.
-        token: the gateway's token, or all its credentials.
-        quota: limits of the keys and values of each store.
-        backend: keeps them for the next gateway; None if nothing does.
-
-    Raises:
-        DistStoreError: the backend cannot be read.
-    """
+    """The stores of all jobs, which a backend keeps for the next gateway, if there is one. Thread-safe."""
 
     def __init__(
         self,
@@ -87,11 +77,7 @@ class JobStores:
         return self._credentials if job is None else replace(self._credentials, job=job)
 
     def drop_unused(self) -> None:
-        """Remove the stores of worlds without live ranks. Called from time to time; waits for the backend.
-
-        Raises:
-            DistStoreError: the backend cannot remove one; it is tried again.
-        """
+        """Remove the stores of worlds without live ranks. Called from time to time; waits for the backend."""
         used = self._registry.stores()
         settled = time.monotonic() - self._started > _SETTLED_SECONDS
         with self._lock:

@@ -11,12 +11,7 @@ from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_
 
 
 class LauncherRegistry:
-    """The launchers of all jobs of a gateway. Thread-safe, under the lock of its registry.
-
-    Args:
-        clock: the registry's clock; called with the lock held.
-        lock: the registry's lock.
-    """
+    """The launchers of all jobs of a gateway. Thread-safe, under the lock of its registry."""
 
     def __init__(self, clock: Callable[[], float], lock: threading.Lock) -> None:
         self._clock = clock
@@ -24,16 +19,7 @@ class LauncherRegistry:
         self._jobs: dict[str, RendezvousState] = {}
 
     def heartbeat(self, beat: LauncherHeartbeat) -> LauncherReply:
-        """Record a launcher's heartbeat.
-
-        Returns:
-            The attempt that the job is at, this node's place in it, and whether no other one can follow.
-
-        Raises:
-            InvalidRequestError: a value of the heartbeat is invalid, or differs from that of the job's other launchers.
-            RankTakenError: another launcher has taken the node's number.
-            GatewayFullError: the job is new and there are MAX_JOBS with live launchers.
-        """
+        """Record a heartbeat; return the job's attempt, this node's place, and whether no other one can follow."""
         check_launcher(beat)
         with self._lock:
             now = self._clock()

@@ -17,10 +17,12 @@ from rankmesh_agent.wire.schemas import (
     Member,
     RankInfo,
     RankState,
+    ResourceUsage,
     failed_seconds,
     suspect_seconds,
 )
 from rankmesh_gateway.state.rates import Rates
+from rankmesh_gateway.stragglers.scores import Report
 
 IN_TRANSIT_SECONDS = 0.25
 """A heartbeat that arrives this soon after a report that its sender is lost was sent before the loss."""
@@ -46,9 +48,11 @@ class RankRecord:
         told_interval: the seconds that the last reply named.
         reported_at: the clock at that report.
         rates: throughput of its groups.
+        usage: see Heartbeat.
         failed_since: the clock at the first report of a group's failure, by group id.
         logged_state: its state in the event log.
         parent: see JoinRequest.
+        process: see Heartbeat.
         waiters: the joins of its process that wait for its world to be complete.
     """
 
@@ -67,9 +71,11 @@ class RankRecord:
     told_interval: float = HEARTBEAT_SECONDS
     reported_at: float = 0.0
     rates: Rates = field(default_factory=Rates)
+    usage: ResourceUsage | None = None
     failed_since: dict[str, float] = field(default_factory=dict)
     logged_state: RankState | None = None
     parent: str = ""
+    process: str = ""
     waiters: set[Future[JoinReply]] = field(default_factory=set)
 
     def state(self, now: float) -> RankState:
@@ -108,7 +114,7 @@ class RankRecord:
         """
         self.last_seen = self.reported_at = now
         self.joining = False
-        self.watches_peers = beat.watches_peers
+        self.watches_peers, self.usage, self.process = beat.watches_peers, beat.usage, beat.process
         self.interval, self.told_interval = max(self.told_interval, interval), interval
 
     def report_groups(self, reported: Sequence[GroupInfo], ended: Sequence[GroupInfo], now: float) -> None:
@@ -160,11 +166,16 @@ class RankRecord:
         self.ended = "failed" if reason else "left"
         self.failed_ranks = list(failed_ranks)
 
-    def info(self, job: str, epoch: int, now: float) -> RankInfo:
+    def report(self) -> Report:
+        """Return its last heartbeat, for its score."""
+        return Report(self.reported_at, self.usage, {id: (each.seq, each.seconds) for id, each in self.groups.items()})
+
+    def info(self, job: str, epoch: int, now: float, slow: float = 0.0) -> RankInfo:
         """Return the record as the HTTP interface shows it."""
         state = self.state(now)
         reason = self.reason or (self._silent(now) if state == "failed" else "")
-        return RankInfo(job, epoch, state, self.silence(now), reason, self.member, self.failed_ranks)
+        age = self.silence(now)
+        return RankInfo(job, epoch, state, age, reason, self.member, self.failed_ranks, slow, self.process)
 
     def _silent(self, now: float) -> str:
         return f"{NO_HEARTBEAT} for {self.silence(now):.1f} s"

@@ -24,6 +24,7 @@ from rankmesh_agent.wire.schemas import (
     MembersRequest,
     RankGroupInfo,
     RankInfo,
+    ResourceUsage,
 )
 from rankmesh_gateway.schemas import GroupInFlight, JobInfo, RateSample, WaitingProcess
 from rankmesh_gateway.state.agent_pool import AgentPool
@@ -32,18 +33,11 @@ from rankmesh_gateway.state.event_log import EventLog
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.groups import find_group, merged_calls, merged_groups
 from rankmesh_gateway.state.history import History
-from rankmesh_gateway.state.job import Job
+from rankmesh_gateway.state.job import HeartbeatPace, Job
 from rankmesh_gateway.state.launchers import LauncherRegistry
-from rankmesh_gateway.state.pace import HeartbeatPace
 from rankmesh_gateway.state.rank import RankRecord
 from rankmesh_gateway.state.saved import SavedEpoch, restore, save
-from rankmesh_gateway.state.validation import (
-    MAX_JOBS,
-    GatewayFullError,
-    check_heartbeat,
-    check_join,
-    closing_error,
-)
+from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing_error
 
 FORGET_SECONDS = 3600.0
 """A job without a live rank is forgotten this long after its last sign of life."""
@@ -73,17 +67,8 @@ class Counts(NamedTuple):
 class Registry:
     """Registry of jobs.
 
-    Args:
-        clock: monotonic seconds; tests pass their own.
-
     Attributes:
         id: random name of this registry, which identifies the gateway process.
-        hosted: whether a rank has started the gateway.
-        agents: the standalone agents.
-        launchers: the launchers of jobs on several nodes.
-        events: the event log.
-        closed: whether ``close`` has been called.
-        refuses_worlds: whether ``refuse_worlds`` has been called.
         deliver: completes the joins of a world; a server may do so little by little.
     """
 
@@ -164,11 +149,7 @@ class Registry:
         _cancel(ended)
 
     def join_status(self, request: JoinRequest) -> JoinReply:
-        """Return the reply to a join without joining: the members, and the ranks that are missing.
-
-        Raises:
-            GatewayClosingError: the registry is closed, and the rank's world was not complete before.
-        """
+        """Return the reply to a join without joining: the members, and the ranks that are missing."""
         with self._lock:
             self._check_open(request)
             job = self._jobs.get(request.job) or Job(request.job, self._writer, self._pace)
@@ -188,15 +169,8 @@ class Registry:
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Record a heartbeat; a registry that does not know the rank, its epoch or its job adds them.
 
-        Returns:
-            The ranks of the same job and epoch that have failed; the reason to restart if the job's nodes have changed.
-
-        Raises:
-            InvalidRequestError: a value of the heartbeat is invalid.
-            RankTakenError: another live process holds this rank of the epoch.
-            WorldSizeMismatchError: the epoch's other ranks have another world size.
-            GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
-            GatewayClosingError: the registry is closed.
+        Returns the failed ranks of the epoch, and the reason to restart if the job's nodes have changed. Raises as
+        ``join``.
         """
         check_heartbeat(beat)
         with self._lock:
@@ -215,14 +189,8 @@ class Registry:
             if change is not None:
                 return HeartbeatReply([], restart=change.reason, lost_ranks=change.lost_ranks)
             failed, version = epoch.failed(beat.failed_version) if epoch is not None else ([], 0)
-            return HeartbeatReply(
-                failed,
-                version if beat.failed_version >= 0 else 0,
-                interval,
-                groups.resend,
-                groups.unknown,
-                groups.dropped,
-            )
+            known = version if beat.failed_version >= 0 else 0
+            return HeartbeatReply(failed, known, interval, groups.resend, groups.unknown, groups.dropped)
 
     def leave(self, goodbye: Leave) -> None:
         """Record that a rank leaves; with a reason, that it has failed. A joiner's place is free at once.
@@ -241,15 +209,7 @@ class Registry:
         _cancel(ended)
 
     def process_exited(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
-        """Record that a rank's process exited without success, from the launcher that observed it.
-
-        Args:
-            job: its job.
-            rank: the rank that the process was started as.
-            pid: its id.
-            host: the host it ran on.
-            reason: how it exited, ``signal SIGKILL (9)``.
-        """
+        """Record that a rank's process exited without success, from the launcher that observed it."""
         with self._lock:
             found = self._jobs.get(job)
             if found is not None:
@@ -262,11 +222,7 @@ class Registry:
             self._history.observe(self._epochs(None), now)
 
     def saved(self, names: Collection[str] | None = None) -> tuple[set[str], dict[str, list[SavedEpoch]]]:
-        """Return the names of all jobs, and the complete epochs of some as they are saved, by job.
-
-        Args:
-            names: the jobs; all if None.
-        """
+        """Return the names of all jobs, and the complete epochs of some, or all, as they are saved, by job."""
         with self._lock:
             offset = time.time() - self._clock()
             chosen = [job for job in self._jobs.values() if names is None or job.name in names]
@@ -351,6 +307,12 @@ class Registry:
                 return []
             return [info for epoch in found for info in epoch.infos(now)] if found.attempt == attempt else found.before
 
+    def usage(self, job: str) -> dict[int, ResourceUsage]:
+        """Return what the ranks of a job's latest complete world use of their hosts, as far as it is known."""
+        with self._lock:
+            epoch = self._jobs[job].latest() if job in self._jobs else None
+            return {} if epoch is None else epoch.scores.usage()
+
     def waiting(self, job: str | None = None) -> list[WaitingProcess]:
         """Return the processes that wait for worlds to grow, by job, in the order in which they came."""
         with self._lock:
@@ -389,15 +351,10 @@ class Registry:
             return info, {rank: record.info(epoch.job, epoch.number, now) for rank, record in epoch.records.items()}
 
     def members(self, job: str) -> dict[int, RankInfo]:
-        """Return the ranks of a job's latest complete world.
-
-        Raises:
-            JobNotFoundError: no world of the job is complete.
-        """
+        """Return the ranks of a job's latest complete world."""
         with self._lock:
             now = self._polled_now()
-            known = self._jobs.get(job)
-            epoch = known.latest() if known is not None else None
+            epoch = self._jobs[job].latest() if job in self._jobs else None
             if epoch is None:
                 raise JobNotFoundError(f"no world of a job {job!r} has come together here; GET /v1/jobs lists the jobs")
             return {rank: record.info(job, epoch.number, now) for rank, record in sorted(epoch.records.items())}

@@ -12,14 +12,16 @@ import logging
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from rankmesh_agent.wire import json_text
+from rankmesh_agent.wire.errors import DistStoreError
 from rankmesh_gateway.state.event_log import KEPT_EVENTS, Event, EventKind
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.saved import SavedEpoch
-from rankmesh_gateway.state.store_file import TABLES, SQLiteStores, transaction
+from rankmesh_gateway.state.store_backend import Rows
 
 _FORMAT, _WITHOUT_STORES = 2, 1
 """Numbers of the layout, the file's ``user_version``: today's, and that of version 0.2."""
@@ -29,6 +31,7 @@ CREATE TABLE IF NOT EXISTS event (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, da
 CREATE TABLE IF NOT EXISTS epoch (
     job TEXT, number INTEGER, data TEXT NOT NULL, PRIMARY KEY (job, number)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS store (id TEXT, key BLOB, value BLOB NOT NULL, PRIMARY KEY (id, key)) WITHOUT ROWID;
 """
 _EPOCHS = "SELECT data FROM epoch"
 _PAUSE_SECONDS = 0.05
@@ -43,17 +46,7 @@ class RegistryFileError(Exception):
 
 
 class RegistryFile:
-    """The file, while this process has it: no other gateway can open it.
-
-    Args:
-        path: the file, which is made if there is none.
-
-    Raises:
-        RegistryFileError: see there.
-
-    Attributes:
-        stores: the jobs' stores in it.
-    """
+    """The file, while this process has it: no other gateway can open it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -79,11 +72,7 @@ class RegistryFile:
         self.stores = SQLiteStores(self._database, self._lock)
 
     def load(self, registry: Registry) -> None:
-        """Add the file's jobs and events to a registry that has none.
-
-        Raises:
-            RegistryFileError: the file is damaged.
-        """
+        """Add the file's jobs and events to a registry that has none."""
         try:
             rows = self._database.execute("SELECT id, kind, data FROM event ORDER BY id").fetchall()
             epochs = [json_text.read(SavedEpoch, data.encode()) for (data,) in self._database.execute(_EPOCHS)]
@@ -121,7 +110,7 @@ class RegistryFile:
             what = f"has format {version}, this gateway's is {_FORMAT}" if application == _APPLICATION else "is not one"
             raise RegistryFileError(f"cannot use the state file {self._path}: it {what}; move it away")
         if not tables or version == _WITHOUT_STORES:
-            for statement in filter(str.strip, (_TABLES + TABLES).split(";")):
+            for statement in filter(str.strip, _TABLES.split(";")):
                 execute(statement)
             execute(f"PRAGMA application_id = {_APPLICATION}")
             execute(f"PRAGMA user_version = {_FORMAT}")
@@ -164,3 +153,50 @@ class RegistryFile:
             raise
         self._warned = False
         return events[-1].id if events else position
+
+
+class SQLiteStores:
+    """Backend of the jobs' stores: a table of an SQLite database of one gateway, whose threads share it by the lock."""
+
+    def __init__(self, database: sqlite3.Connection, lock: threading.RLock) -> None:
+        self._database, self._lock = database, lock
+
+    def load(self) -> dict[str, dict[bytes, bytes]]:
+        """See StoreBackend."""
+        stores: dict[str, dict[bytes, bytes]] = {}
+        with transaction(self._database, self._lock) as execute:
+            for store, key, value in execute("SELECT id, key, value FROM store"):
+                stores.setdefault(store, {})[key] = value
+        return stores
+
+    def write(self, store: str, rows: Rows) -> None:
+        """See StoreBackend."""
+        with transaction(self._database, self._lock) as execute:
+            for key, value in rows.items():
+                if value is None:
+                    execute("DELETE FROM store WHERE id = ? AND key = ?", (store, key))
+                else:
+                    execute("INSERT OR REPLACE INTO store VALUES (?, ?, ?)", (store, key, value))
+
+    def remove(self, store: str) -> None:
+        """See StoreBackend."""
+        with transaction(self._database, self._lock) as execute:
+            execute("DELETE FROM store WHERE id = ?", (store,))
+
+
+@contextlib.contextmanager
+def transaction(database: sqlite3.Connection, lock: threading.RLock) -> Iterator[Callable[..., Any]]:
+    """Run one transaction; yields the function that executes statements."""
+    with lock:
+        try:
+            database.execute("BEGIN")
+            yield database.execute
+            database.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise DistStoreError(
+                f"the gateway cannot write the file of its state, so nothing has changed: {error}"
+            ) from error
+        finally:
+            if database.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    database.execute("ROLLBACK")

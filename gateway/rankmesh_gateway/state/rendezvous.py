@@ -24,12 +24,7 @@ MAX_LAUNCHERS = 4096
 
 
 class NodeChange(NamedTuple):
-    """Change of a job's nodes, which ends an attempt.
-
-    Attributes:
-        reason: the change, for errors.
-        lost_ranks: the ranks of a node that is lost; empty if a node has joined.
-    """
+    """Change of a job's nodes, which ends an attempt: the ranks of a node that is lost, none if a node has joined."""
 
     reason: str
     lost_ranks: list[int]
@@ -51,19 +46,7 @@ class _Options(NamedTuple):
 
 @dataclass
 class _Launcher:
-    """The launcher of one node.
-
-    Attributes:
-        instance: random name of its process.
-        host: its host name.
-        attempt, state: as it last reported.
-        node: its node, or the one that it wants.
-        last_seen: the clock at that report.
-        order: position in the order in which the launchers came.
-        hosts_gateway: whether the gateway is in its process.
-        knows: the attempt in the last reply to it.
-        knows_end: whether it has received that the job is over.
-    """
+    """The launcher of one node; ``order``: position in the order in which the launchers came."""
 
     instance: str
     host: str
@@ -88,13 +71,7 @@ class RendezvousState:
     If the number of nodes is fixed, each launcher has a node number of its own; a launcher that is replaced by another
     one with its number has failed, since its ranks have ended with it. Its silence alone is no failure.
 
-    Args:
-        beat: the first heartbeat of any launcher.
-        attempt: number of the first attempt.
-
     Attributes:
-        attempt: the attempt that the job is at.
-        over: whether no further attempt can follow.
         reason: why the attempt has begun, empty for the first one; if the job has failed, why it is over.
         change: the change of the job's nodes with which the attempt began; None if it began otherwise.
         store: id of the store that the launchers share, if they are torchruns; else empty.
@@ -128,12 +105,7 @@ class RendezvousState:
         return self._size > 0
 
     def heartbeat(self, beat: LauncherHeartbeat, now: float) -> LauncherReply:
-        """Record a heartbeat and return the state of the job.
-
-        Raises:
-            InvalidRequestError: the launcher has other options than the first one.
-            RankTakenError: another launcher has replaced this one.
-        """
+        """Record a heartbeat and return the state of the job."""
         launcher = self._record(beat, now)
         if not self.over:
             self._adopt(beat)

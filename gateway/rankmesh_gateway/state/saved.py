@@ -31,12 +31,7 @@ _KEPT = tuple(each.name for each in fields(SavedRank))
 
 @dataclass
 class SavedEpoch:
-    """An epoch whose world was complete: see Epoch. Its groups come with the next heartbeats of its ranks.
-
-    Attributes:
-        groups: the ids of the groups in the event log.
-        failed_groups: those of them whose failure it has.
-    """
+    """An epoch whose world was complete: see Epoch. Its groups come with the next heartbeats of its ranks."""
 
     job: str
     number: int
@@ -49,12 +44,7 @@ class SavedEpoch:
 
 
 def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
-    """Return an epoch as it is saved.
-
-    Args:
-        epoch: the epoch.
-        unix_time: returns seconds since 1970 for a time of the registry's clock.
-    """
+    """Return an epoch as it is saved; ``unix_time``: returns seconds since 1970 for a time of the registry's clock."""
     ranks = []
     for _, record in sorted(epoch.records.items()):
         kept = {name: getattr(record, name) for name in _KEPT}
@@ -65,13 +55,7 @@ def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
 
 
 def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float) -> Epoch:
-    """Return the epoch that was saved. A rank that was live counts as just seen: no heartbeat was received meanwhile.
-
-    Args:
-        saved: the saved epoch.
-        clock_time: returns the time of the registry's clock for seconds since 1970.
-        now: the clock.
-    """
+    """Return the epoch that was saved. A rank that was live counts as just seen: no heartbeat came meanwhile."""
     epoch = Epoch(saved.job, saved.number, saved.size, since=clock_time(saved.since), store=saved.store)
     for each in saved.ranks:
         ended = cast(Ended, each.ended) if each.ended in get_args(Ended) else None

@@ -28,18 +28,7 @@ _EXPIRED_REPLIES = 2
 
 
 class StoreLog:
-    """Log of one table's changes.
-
-    Args:
-        backend: keeps the rows.
-        store: id of the store.
-        job: name of its job.
-        table: the table, which is filled with the rows.
-        rows: what the backend has of the store.
-
-    Attributes:
-        request_id: see TableLog.
-    """
+    """Log of one table's changes."""
 
     def __init__(
         self, backend: StoreBackend, store: str, job: str, table: Table, rows: Mapping[bytes, bytes] | None = None

@@ -85,11 +85,7 @@ def _table(results: list[dict[str, Any]]) -> Table:
 
 
 def _measured(plan: dict[str, Any], nproc: int, transport: str, timeout: float) -> Iterator[dict[str, Any]]:
-    """Run the job and yield the results that its rank 0 prints.
-
-    Raises:
-        CommandError: a rank failed, or the timeout expired.
-    """
+    """Run the job and yield the results that its rank 0 prints."""
     from rankmesh._launcher.signals import pdeathsig
 
     command = [sys.executable, "-m", "rankmesh.run", "--standalone", "--nproc-per-node", str(nproc)]
@@ -121,11 +117,7 @@ def _measured(plan: dict[str, Any], nproc: int, transport: str, timeout: float) 
 
 
 def _bytes(text: str) -> int:
-    """Return the number of bytes of a text such as ``64K``.
-
-    Raises:
-        CommandError: the text is not a size.
-    """
+    """Return the number of bytes of a text such as ``64K``."""
     number, unit = text.strip().upper().removesuffix("B").removesuffix("I"), ""
     if number[-1:] in ("K", "M", "G"):
         number, unit = number[:-1], number[-1]

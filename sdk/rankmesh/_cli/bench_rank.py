@@ -20,14 +20,7 @@ _WARM_UP = 3
 
 
 class Case(NamedTuple):
-    """An operation.
-
-    Attributes:
-        call: carries it out once.
-        result: the array that it changes at this rank.
-        expected: the elements of that array after one call.
-        bus: bytes that each rank sends per byte of the size.
-    """
+    """An operation: what carries it out once, and the bytes that each rank sends per byte of the size."""
 
     call: Callable[[], Any]
     result: Any = 0
@@ -60,11 +53,7 @@ def case(op: str, nbytes: int, rank: int, size: int) -> Case:
 
 
 def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
-    """Measure an operation; collective over all ranks.
-
-    Raises:
-        ArithmeticError: the result is wrong.
-    """
+    """Measure an operation; collective over all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     prepared = case(op, nbytes, rank, size)
     prepared.call()

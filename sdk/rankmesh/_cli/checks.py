@@ -116,14 +116,7 @@ class AgentProbe:
 
 @dataclass
 class Pair:
-    """The path from one agent to another.
-
-    Attributes:
-        source, target: the agents.
-        way: the measurement, None if there is none.
-        untold: the reason why there is none.
-        timed_out: whether the reason is the timeout.
-    """
+    """The path from one agent to another; ``way``: the measurement, None if there is none."""
 
     source: AgentProbe
     target: AgentProbe
@@ -152,12 +145,7 @@ class Pair:
 
 @dataclass
 class ProbeResults:
-    """This host, what the gateway lists, and the results of the probes.
-
-    Attributes:
-        joining: the ranks that wait for others to join, by job.
-        problems: the gateway's problems with ranks and agents.
-    """
+    """This host, what the gateway lists, and the results of the probes."""
 
     here: dict[str, Any]
     gateway: dict[str, Any]
@@ -171,11 +159,7 @@ class ProbeResults:
 
 
 def probe_gateway(service: ServiceClient) -> dict[str, Any]:
-    """Return the gateway's version, round trip and clock.
-
-    Raises:
-        CommandError: the gateway does not answer.
-    """
+    """Return the gateway's version, round trip and clock."""
     service.get("/health")  # opens the connection
     began, before = time.time(), time.perf_counter()
     answer = service.request("GET", "/health")
@@ -192,9 +176,6 @@ def list_agents(service: ServiceClient, job: str) -> tuple[list[AgentProbe], dic
     """Return the agents of the live jobs' newest ranks and the free ones, the joining ranks by job, and the problems.
 
     The agents of joining ranks do not answer yet.
-
-    Raises:
-        CommandError: the gateway does not answer, or has no such job.
     """
     overview = fetch_overview(service, job)
     listed = json_text.convert(list[RankInfo], [each for each in overview["ranks"] if each["state"] != "left"])
@@ -266,15 +247,7 @@ def probe_agents(found: Sequence[AgentProbe], token: Callable[[str], str], patie
 def probe_pairs(
     found: Sequence[AgentProbe], token: Callable[[str], str], patience: float, nbytes: int, deadline: Deadline
 ) -> list[Pair]:
-    """Make each agent measure the path to each other one: the connection, then, with bytes to send, the rate.
-
-    Args:
-        found: the agents.
-        token: returns the credential for the agents of a job.
-        patience: seconds for one probe.
-        nbytes: bytes to send in each direction.
-        deadline: of all probes.
-    """
+    """Make each agent measure the path to each other one: the connection, then, with bytes to send, the rate."""
     made = {
         (source, target): Pair(one, other)
         for (source, one), (target, other) in itertools.permutations(enumerate(found), 2)

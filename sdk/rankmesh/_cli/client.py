@@ -16,14 +16,7 @@ RESPONSE_SECONDS = 20.0
 
 
 class ServiceClient:
-    """Client of one service.
-
-    Args:
-        kind: ``gateway`` or ``agent``, for messages.
-        url: base URL.
-        token: the job's token, empty for none.
-        timeout: seconds for a request.
-    """
+    """Client of one service."""
 
     def __init__(self, kind: str, url: str, token: str, timeout: float = RESPONSE_SECONDS) -> None:
         from rankmesh_agent.net.http_client import HttpClient
@@ -40,12 +33,6 @@ class ServiceClient:
 
         It is the job's if that can be derived from the token, which the gateway shows by accepting it: the job's ranks
         may know no other one. From a credential of a lesser role none can; agents that know the token accept it.
-
-        Args:
-            job: the job; empty for agents that are in none.
-
-        Raises:
-            CommandError: the token is the credential of another job, or the gateway does not answer.
         """
         from rankmesh_agent.wire.credentials import for_job
         from rankmesh_agent.wire.errors import ForbiddenJobError
@@ -65,18 +52,7 @@ class ServiceClient:
     def request(
         self, method: str, path: str, document: Any = None, *, content: bytes = b"", wait: float = 0.0
     ) -> HttpResponse:
-        """Send a request and return the response, whatever its status.
-
-        Args:
-            method: ``GET``, ``POST``.
-            path: path and query.
-            document: body as JSON; None for none.
-            content: body as it is.
-            wait: seconds that the service may wait, besides the client's timeout.
-
-        Raises:
-            CommandError: there is no response.
-        """
+        """Send a request and return the response, whatever its status; ``wait`` is in addition to the timeout."""
         from rankmesh_agent.net.http_client import NoResponseError, UnauthenticatedServerError
 
         try:
@@ -91,37 +67,21 @@ class ServiceClient:
             raise CommandError(f"no {self.kind} answers at {self.url}: {error}; {hint}", UNREACHABLE) from error
 
     def get(self, path: str) -> Any:
-        """Return the document at a path.
-
-        Raises:
-            CommandError: there is no response, or it is an error.
-        """
+        """Return the document at a path."""
         return self.document_of("GET", path, self.request("GET", path))
 
     def post(self, path: str, document: Any) -> Any:
-        """Post a document and return the one in the response.
-
-        Raises:
-            CommandError: there is no response, or it is an error.
-        """
+        """Post a document and return the one in the response."""
         return self.document_of("POST", path, self.request("POST", path, document))
 
     def checked(self, method: str, path: str, response: HttpResponse) -> HttpResponse:
-        """Return a response of any content.
-
-        Raises:
-            CommandError: it is a problem.
-        """
+        """Return a response, of any content, that is no problem."""
         if response.status >= HTTPStatus.BAD_REQUEST:
             self.document_of(method, path, response)
         return response
 
     def document_of(self, method: str, path: str, response: HttpResponse) -> Any:
-        """Return the document of a response.
-
-        Raises:
-            CommandError: the response is a problem, or not from RankMesh.
-        """
+        """Return the document of a response that is no problem, and from RankMesh."""
         try:
             document = response.json()
         except ValueError:

@@ -28,12 +28,10 @@ class RoleName(StrEnum):
 
 def of_role(token: str, role: RoleName) -> str:
     """Return the credential of a role: that of the environment, else the one derived from the token."""
-    given = options.settings()
-    return (
-        derive(token, Role[role.name])
-        if job_of(token)
-        else Credentials(token, given.token_use, given.token_read).of_role(Role[role.name])
-    )
+    given, wanted = options.settings(), Role[role.name]
+    if job_of(token):
+        return derive(token, wanted)
+    return Credentials(token, given.token_use, given.token_read).of_role(wanted)
 
 
 @command
@@ -43,8 +41,7 @@ def token(
     ] = RoleName.RUN,
     job: Annotated[str, typer.Option(metavar="NAME", help="Only for this job; by default for all jobs.")] = "",
     lease: Annotated[
-        str,
-        typer.Option(metavar="ID", help="Only for the rank of this lease of a standalone agent; needs --job."),
+        str, typer.Option(metavar="ID", help="Only for the rank of this lease of a standalone agent; needs --job.")
     ] = "",
     ca: Annotated[
         bool, typer.Option("--ca", help="Print the certificate authority of the job, for 'curl --cacert' and browsers.")

@@ -59,9 +59,6 @@ def _seen_by_browsers(service: ServiceClient) -> tuple[str, str]:
 
     A browser sends its credential itself, which a gateway accepts from its own host, over TLS, or from a network that
     is declared private. A container's name is known in its network alone; its port is published at loopback.
-
-    Raises:
-        CommandError: the gateway does not answer.
     """
     health = service.get("/health")
     parts = urlsplit(service.url)

@@ -12,14 +12,7 @@ import typer
 
 from rankmesh._cli import options
 from rankmesh._cli.exit_codes import NEGATIVE, OK, USAGE, CommandError, command, write, write_json
-from rankmesh._cli.options import (
-    PATIENCE,
-    GatewayOption,
-    JobOption,
-    JsonOption,
-    PatienceOption,
-    TokenFileOption,
-)
+from rankmesh._cli.options import PATIENCE, GatewayOption, JobOption, JsonOption, PatienceOption, TokenFileOption
 from rankmesh._cli.overview import Verdict, fetch_diagnosis, fetch_overview, fetch_snapshots
 from rankmesh_agent.wire.printable import printable
 from rankmesh_gateway.diagnosis.stalls import find_stalls

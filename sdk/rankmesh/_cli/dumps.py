@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from rankmesh._cli.exit_codes import CommandError
-from rankmesh._cli.recorded_calls import RecordedCall, RecordedGroup, reports_of
-from rankmesh._cli.torch_dumps import is_torch_dump, torch_reports
+from rankmesh._cli.torch_dumps import RecordedCall, RecordedGroup, is_torch_dump, reports_of, torch_reports
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import FlightRecord
@@ -35,9 +34,7 @@ class DumpFile(NamedTuple):
     """A file with a dump.
 
     Attributes:
-        path: the file.
         kind: ``RankMesh``; ``records``: a saved answer of an agent's /v1/flight-recorder; ``torch``.
-        document: its content: plain containers.
         written: when it was written, in seconds since 1970.
     """
 
@@ -50,12 +47,7 @@ class DumpFile(NamedTuple):
 def read_dumps(directory: Path, job: str = "") -> list[RankReport]:
     """Return the ranks of a job, of its newest epoch, from the dumps in a directory; ranks without a dump, too.
 
-    Args:
-        directory: the directory; its subdirectories and hidden files are left out.
-        job: the job, if there are dumps of several.
-
-    Raises:
-        CommandError: there are no dumps, a file is none, or they are of several jobs.
+    Subdirectories and hidden files are left out.
     """
     try:
         paths = sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
@@ -86,15 +78,7 @@ def read_dumps(directory: Path, job: str = "") -> list[RankReport]:
 
 
 def record_reports(answers: Mapping[int, tuple[Any, float]], job: str) -> list[RankReport]:
-    """Return the ranks of a job from saved answers of ``/v1/flight-recorder``.
-
-    Args:
-        answers: the answers by rank, each with the time at which it was saved, in seconds since 1970.
-        job: name of the job, for the reports.
-
-    Raises:
-        TypeError: an answer has another form.
-    """
+    """Return the ranks of a job from saved answers of ``/v1/flight-recorder``, each with the time of its writing."""
     records = {rank: json_text.convert(list[FlightRecord], answer) for rank, (answer, _) in answers.items()}
     members: dict[tuple[str, str], list[int]] = {}
     for rank, found in sorted(records.items()):
@@ -153,11 +137,7 @@ def _report(dumps: Mapping[int, RankDump], rank: int, job: str, epoch: int) -> R
 
 
 def _load(path: Path) -> DumpFile:
-    """Return a file's content.
-
-    Raises:
-        CommandError: it is no dump.
-    """
+    """Return a file's content."""
 
     def refusal(reason: str) -> CommandError:
         return CommandError(f"{path} is no dump of a flight recorder: {reason}; {_FORMS}")
@@ -191,11 +171,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def unpickle(content: bytes) -> Any:
-    """Return the plain containers that a pickle has.
-
-    Raises:
-        ValueError: the pickle is damaged, or has anything else.
-    """
+    """Return the plain containers that a pickle has."""
     try:
         return _PlainUnpickler(io.BytesIO(content)).load()
     except pickle.UnpicklingError as error:
@@ -205,11 +181,7 @@ def unpickle(content: bytes) -> Any:
 
 
 def _rank_in_name(path: Path) -> int:
-    """Return the rank in a file's name: the last number, suffixes left out.
-
-    Raises:
-        CommandError: there is none.
-    """
+    """Return the rank in a file's name: the last number, suffixes left out."""
     stem = re.sub(r"(\.(json|pickle|pkl|pt|bin|txt|trace))+$", "", path.name)
     found = re.findall(r"rank[_-]?(\d+)", stem) or re.findall(r"\d+", stem)
     if not found or int(found[-1]) >= MAX_WORLD_SIZE:
@@ -218,11 +190,7 @@ def _rank_in_name(path: Path) -> int:
 
 
 def _by_rank(ranks: Mapping[Path, int], dumps: Mapping[Path, T], directory: Path) -> dict[int, T]:
-    """Return the dumps of files by rank.
-
-    Raises:
-        CommandError: two are of one rank.
-    """
+    """Return the dumps of files by rank."""
     found: dict[int, Path] = {}
     for path, rank in ranks.items():
         if (other := found.setdefault(rank, path)) is not path:

@@ -36,12 +36,7 @@ P = ParamSpec("P")
 
 
 class CommandError(Exception):
-    """The error of a command.
-
-    Args:
-        message: what happened, where, and what to do, in one line.
-        code: exit code.
-    """
+    """The error of a command."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)
@@ -69,11 +64,7 @@ def command(function: Callable[P, int | None]) -> Callable[P, None]:
 
 
 def require_linux() -> None:
-    """Check the platform, for a command that starts ranks or serves.
-
-    Raises:
-        CommandError: it is another one.
-    """
+    """Check the platform, for a command that starts ranks or serves."""
     try:
         import rankmesh_agent.config.linux  # noqa: F401
     except ImportError as error:

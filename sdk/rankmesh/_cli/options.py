@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 import typer
 
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import NEGATIVE, USAGE, CommandError
-from rankmesh._cli.local_jobs import local_jobs
 from rankmesh_agent.config.settings import Settings, read_token
 from rankmesh_agent.config.tls import client_scheme
 from rankmesh_agent.net.tls import check_environment, check_scheme
@@ -49,11 +49,7 @@ PATIENCE = 1.0
 
 
 def settings() -> Settings:
-    """Return the settings of the environment, those of TLS checked as well.
-
-    Raises:
-        CommandError: a variable is invalid.
-    """
+    """Return the settings of the environment, those of TLS checked as well."""
     try:
         check_environment(server=False)
         return Settings.from_env(os.environ)
@@ -62,16 +58,7 @@ def settings() -> Settings:
 
 
 def gateway(given: str, token_file: Path | None, job: str = "") -> ServiceClient:
-    """Return a client of the gateway that a command line selects.
-
-    Args:
-        given: URL; empty to use the environment, then the jobs on this host.
-        token_file: file with the token; None to use the same sources.
-        job: selects one of several jobs on this host; empty for the only one.
-
-    Raises:
-        CommandError: the URL is invalid, several gateways are candidates, or none of them has that job.
-    """
+    """Return a client of the gateway that a command line selects."""
     environment = settings()
     url = given or environment.gateway or _master(environment)
     secret = token(token_file)
@@ -101,11 +88,7 @@ def _master(environment: Settings) -> str:
 
 
 def base_url(text: str) -> str:
-    """Return the base URL of ``http://host:port`` or ``host:port``.
-
-    Raises:
-        CommandError: the text is neither, or a variable of the environment is invalid.
-    """
+    """Return the base URL of ``http://host:port`` or ``host:port``."""
     settings()
     url = text if "://" in text else f"{client_scheme()}://{text}"
     try:
@@ -123,26 +106,14 @@ def base_url(text: str) -> str:
 
 
 def token_at(url: str, file: Path | None) -> str:
-    """Return the token for a service: if none is given, that of your job on this host, if there is only one.
-
-    Args:
-        url: base URL of a gateway or an agent.
-        file: file with the token; None for the environment.
-
-    Raises:
-        CommandError: the file is unreadable or empty.
-    """
+    """Return the token for a service: if none is given, that of your job on this host, if there is only one."""
     here = local_jobs() if not (given := token(file)) else []
     tokens = {found.token for found in here if found.gateway == url} or {found.token for found in here}
     return given or (tokens.pop() if len(tokens) == 1 else "")
 
 
 def token(file: Path | None) -> str:
-    """Return the token, empty if there is none.
-
-    Raises:
-        CommandError: the file is unreadable or empty.
-    """
+    """Return the token, empty if there is none."""
     if file is None:
         return settings().token
     try:
@@ -150,3 +121,35 @@ def token(file: Path | None) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CommandError(f"no token in {file}: {reason}", USAGE) from error
+
+
+_PROC = Path("/proc")
+
+
+class LocalJob(NamedTuple):
+    """The gateway of a job with ranks on this host."""
+
+    gateway: str
+    token: str
+    job: str
+
+
+def local_jobs(proc: Path = _PROC) -> list[LocalJob]:
+    """Return the jobs of this user's ranks on this host, sorted by name."""
+    return sorted(set(_scan(proc)), key=lambda found: found.job)
+
+
+def _scan(proc: Path) -> Iterator[LocalJob]:
+    for folder in proc.iterdir() if proc.is_dir() else ():  # Linux alone has it
+        if not folder.name.isdecimal():
+            continue
+        try:
+            file = folder / "environ"
+            if file.stat().st_uid != os.geteuid():
+                continue
+            entries = (entry.partition("=") for entry in file.read_bytes().decode(errors="replace").split("\0"))
+            found = Settings.from_env({name: value for name, equals, value in entries if equals})
+        except (OSError, ValueError):  # ended, or not a rank
+            continue
+        if found.gateway and found.rank is not None and found.job != Settings.job:
+            yield LocalJob(found.gateway.rstrip("/"), found.token, found.job)

@@ -9,7 +9,11 @@ from urllib.parse import urlencode
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import FAILED, NEGATIVE, CommandError
 from rankmesh._cli.tables import Table
+from rankmesh_agent.wire import json_text
+from rankmesh_agent.wire.printable import printable
 from rankmesh_gateway.humanize import ranks, rate, seconds, size
+from rankmesh_gateway.schemas import StragglerReport
+from rankmesh_gateway.stragglers.scores import SLOW
 
 Overview = dict[str, Any]
 Finding = Mapping[str, Any]
@@ -18,8 +22,8 @@ Finding = Mapping[str, Any]
 _OTHERS = frozenset({"suspect", "agent", "group", "call"})
 """Kinds of problems that the gateway knows without asking agents."""
 _PARTS = ("ranks", "agents", "groups", "inflight", "problems")
-_UPDATED = 5
-"""Place of the column in the table of groups."""
+_UPDATED, _SLOW, _PROCESS = 5, 6, 8
+"""Places of the columns in the tables of groups and of ranks."""
 
 
 def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
@@ -104,6 +108,25 @@ def fetch_snapshots(
     return found
 
 
+def fetch_stragglers(gateway: ServiceClient, job: str, seconds: float, patience: float) -> StragglerReport:
+    """Return which ranks make the others wait.
+
+    Args:
+        gateway: client of the gateway.
+        job: only this job, if not empty.
+        seconds: only the calls of the last seconds count.
+        patience: seconds in which an agent must answer.
+
+    Raises:
+        CommandError: the gateway does not answer, or has no such job.
+    """
+    query = _query(job, seconds=seconds, patience=patience, links="true")
+    found = json_text.convert(StragglerReport, gateway.get(f"/v1/stragglers{query}"))
+    if job and not (found.stragglers or found.silent):
+        check_job(gateway, job, {each["job"] for each in gateway.get("/v1/jobs")})
+    return found
+
+
 def _query(job: str, **parameters: Any) -> str:
     given = {name: value for name, value in {"job": job or None, **parameters}.items() if value is not None}
     return f"?{urlencode(given, doseq=True)}" if given else ""
@@ -147,13 +170,29 @@ class Verdict:
         return [self.sentence(each) + (young if each["young"] else "") for each in self.problems]
 
 
+def fetch_status(gateway: ServiceClient, job: str = "") -> tuple[Overview, Verdict]:
+    """Return a gateway's overview and its problems; see ``fetch_overview``."""
+    overview = fetch_overview(gateway, job)
+    return overview, Verdict(fetch_diagnosis(gateway, job)["problems"], (each["job"] for each in overview["ranks"]))
+
+
+def head(overview: Overview, verdict: Verdict, url: str) -> Table:
+    """Return the gateway and its rates in a line, and the problems."""
+    gateway, rates = overview.get("gateway", {}), overview.get("rates", {})
+    title = (
+        f"gateway {url}, RankMesh {gateway.get('version', '?')}, up {seconds(gateway.get('uptime', 0.0))}; "
+        f"{rates.get('operations', 0.0):.1f} operations/s, {rate(rates.get('bytes', 0.0))}"
+    )
+    return Table(title, [], [], "\n  ".join(map(printable, verdict.sentences + verdict.remarks)) or "all is well")
+
+
 def tables(overview: Overview) -> list[Table]:
     """Return the tables of an overview."""
     jobs = {each["job"]: each["epoch"] for each in overview["ranks"]}
     of_one = "".join(f" of {job}, epoch {epoch}" for job, epoch in jobs.items() if len(jobs) == 1)
     world = Table(
         f"Ranks{of_one}",
-        ["job", ">rank", "host", ">pid", "state", ">last heartbeat", "agent", "reason"],
+        ["job", ">rank", "host", ">pid", "state", ">last heartbeat", ">slow", "agent", "process", "reason"],
         [
             [
                 each["job"],
@@ -162,15 +201,17 @@ def tables(overview: Overview) -> list[Table]:
                 str(each["member"]["pid"]),
                 each["state"],
                 f"{seconds(each['heartbeat_age'])} ago",
+                f"{each['slow']:.0%}" if each.get("slow", 0.0) >= SLOW else "",
                 each["member"]["http"],
+                each.get("process", ""),
                 each["reason"],
             ]
             for each in overview["ranks"]
         ],
         "none; 'rankmesh run' starts some",
-    )
+    ).without_empty_column(_PROCESS)
     others = _agent_table(overview["agents"]), group_table(overview["groups"]), inflight_table(overview["inflight"])
-    return [_compact(world), *others]
+    return [compact(world.without_empty_column(_SLOW)), *others]
 
 
 def _agent_table(agents: Iterable[Mapping[str, Any]]) -> Table:
@@ -214,7 +255,7 @@ def group_table(found: Iterable[Mapping[str, Any]]) -> Table:
             for each in found
         ],
     )
-    return _compact(table.without_empty_column(_UPDATED))
+    return compact(table.without_empty_column(_UPDATED))
 
 
 def report_age(ages: Iterable[float]) -> str:
@@ -243,22 +284,13 @@ def inflight_table(found: Iterable[Mapping[str, Any]]) -> Table:
     )
 
 
-def summary(overview: Overview, url: str) -> str:
-    """Return the first line: the gateway, and the rates of all groups."""
-    gateway, rates = overview.get("gateway", {}), overview.get("rates", {})
-    return (
-        f"gateway {url}, RankMesh {gateway.get('version', '?')}, up {seconds(gateway.get('uptime', 0.0))}; "
-        f"{rates.get('operations', 0.0):.1f} operations/s, {rate(rates.get('bytes', 0.0))}"
-    )
-
-
 def _span(numbers: Iterable[int]) -> str:
     """Return the members' sequence numbers: one number, or minimum and maximum."""
     found = sorted(numbers) or [0]
     return str(found[0]) if found[0] == found[-1] else f"{found[0]}-{found[-1]}"
 
 
-def _compact(table: Table) -> Table:
+def compact(table: Table) -> Table:
     """Return a table without an empty last column, and without the job column if all rows share a job."""
     table = table.without_empty_column()
     if len({row[0] for row in table.rows}) != 1:

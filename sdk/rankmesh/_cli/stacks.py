@@ -50,7 +50,7 @@ def stacks(
         write_json([_document(each) for each in found])
     else:
         several = len({each["job"] for each in found}) > 1
-        write("\n".join("\n".join(_text(each, several=several, every=every)) + "\n" for each in found))
+        write("\n".join("\n".join(stack_lines(each, several=several, every=every)) + "\n" for each in found))
     for each in silent:
         print_error(f"{_name(each)} does not answer: {each['error']}; 'rankmesh diagnose' explains it")
     if missing:
@@ -74,7 +74,14 @@ def _name(details: Details) -> str:
     return f"rank {details['rank']} ({details['host']}, pid {details['pid']})"
 
 
-def _text(details: Details, *, several: bool, every: bool) -> Iterator[str]:
+def stack_lines(details: Details, *, several: bool, every: bool = False) -> Iterator[str]:
+    """Yield the lines of a rank's stacks.
+
+    Args:
+        details: the rank.
+        several: whether there are several jobs.
+        every: whether to show all threads and frames.
+    """
     title = f"{_name(details)} of {details['job']}" if several else _name(details)
     snapshot = details["snapshot"]
     threads = (snapshot or details["outside"])["stacks"]

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from rankmesh._cli import options
-from rankmesh._cli.client import ServiceClient
-from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, USAGE, CommandError, command, write_json
+from rankmesh._cli.exit_codes import NEGATIVE, OK, USAGE, CommandError, command, write_json
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import (
     Overview,
-    Verdict,
-    fetch_diagnosis,
     fetch_overview,
+    fetch_status,
     group_table,
+    head,
     inflight_table,
     report_age,
-    summary,
     tables,
 )
-from rankmesh._cli.tables import Table, lines, show
-from rankmesh_agent.wire.printable import printable
+from rankmesh._cli.tables import Table, show
+from rankmesh._cli.top import live
 
 _LEAST_INTERVAL = 0.1
 
@@ -48,7 +45,9 @@ def status(
     groups: Annotated[bool, typer.Option("--groups", help="Print the groups only, once.")] = False,
     json: JsonOption = False,
 ) -> int:
-    """Show ranks, hosts, groups, rates and operations in flight; on a terminal, refresh them until Ctrl-C.
+    """Show ranks, hosts, groups, rates and operations in flight; on a terminal, refresh them until q or Ctrl-C.
+
+    On a terminal the ranks have their use of processor and memory, keys sort them, and Enter shows the stack of one.
 
     Exit code 0: all is well; 1: there is a problem, as in 'rankmesh diagnose'; 3: no gateway answers. With GROUP, 1: it
     does not exist, or has failed.
@@ -56,48 +55,15 @@ def status(
     with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
         if groups or group:
             return _groups(fetch_overview(service, job), group, json=json)
-        overview, verdict = _look(service, job)
+        overview, verdict = fetch_status(service, job)
         if json:
             found = {"ok": verdict.ok, "complaints": verdict.sentences, "remarks": verdict.remarks, "url": service.url}
             write_json({**found, **overview, "findings": verdict.findings, "problems": verdict.problems})
         elif once or not sys.stdout.isatty():
-            show(_all(overview, verdict, service.url))
+            show([head(overview, verdict, service.url), *tables(overview)])
         else:
-            verdict = _live(service, job, overview, verdict, interval)
+            verdict = live(service, job, (overview, verdict), interval)
     return OK if verdict.ok else NEGATIVE
-
-
-def _look(service: ServiceClient, job: str) -> tuple[Overview, Verdict]:
-    overview = fetch_overview(service, job)
-    return overview, Verdict(fetch_diagnosis(service, job)["problems"], (each["job"] for each in overview["ranks"]))
-
-
-def _all(overview: Overview, verdict: Verdict, url: str, remark: str = "") -> list[Table]:
-    text = "\n  ".join(map(printable, verdict.sentences + verdict.remarks)) or "all is well"
-    return [Table(summary(overview, url) + remark, [], [], text), *tables(overview)]
-
-
-def _live(service: ServiceClient, job: str, overview: Overview, verdict: Verdict, interval: float) -> Verdict:
-    """Refresh the tables until Ctrl-C; return the last verdict."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    remark = ""
-    with Live(console=Console(), auto_refresh=False, vertical_overflow="ellipsis") as live:
-        try:
-            while True:
-                text = lines(_all(overview, verdict, service.url, remark), coloured=True)
-                live.update(Text.from_ansi(text), refresh=True)
-                time.sleep(interval)
-                try:
-                    (overview, verdict), remark = _look(service, job), ""
-                except CommandError as error:
-                    if error.code != UNREACHABLE:
-                        raise
-                    remark = remark or f"; NO ANSWER since {time.strftime('%H:%M:%S')}"
-        except KeyboardInterrupt:
-            return verdict
 
 
 def _groups(overview: Overview, name: str, *, json: bool) -> int:

@@ -37,11 +37,7 @@ _TRY_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
 """Timeout of an agent's response: a busy rank may have to load its web framework first."""
 
-app = typer.Typer(
-    name="store",
-    help="Read and write a job's key-value store. Values are bytes.",
-    no_args_is_help=True,
-)
+app = typer.Typer(name="store", help="Read and write a job's key-value store. Values are bytes.", no_args_is_help=True)
 
 AgentOption = Annotated[
     str, typer.Option("--agent", metavar="URL", help="An agent of the job; by default one that the gateway lists.")
@@ -93,11 +89,7 @@ def _check_keys(*keys: str) -> None:
 
 @contextlib.contextmanager
 def _agent_of(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[ServiceClient]:
-    """Yield a client of the agent that a command line selects.
-
-    Raises:
-        CommandError: there is no such job or agent.
-    """
+    """Yield a client of the agent that a command line selects."""
     if agent:
         url, secret = base_url(agent), token(token_file)
     else:
@@ -110,15 +102,7 @@ def _agent_of(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[S
 
 
 def _find_agent(gateway: ServiceClient, job: str) -> tuple[str, str]:
-    """Return a job, and the URL of an agent of it, all of which serve its store: its first rank's.
-
-    Args:
-        gateway: client of the gateway.
-        job: the job's name; empty for the environment's, or the only one.
-
-    Raises:
-        CommandError: there is no such job, or there are several.
-    """
+    """Return a job, and the URL of an agent of it, all of which serve its store: its first rank's."""
     asked = job or settings().job
     running = [each for each in gateway.get("/v1/ranks") if each["state"] in ("alive", "suspect")]
     jobs = sorted({each["job"] for each in running})
@@ -152,12 +136,7 @@ def _first_reachable(urls: list[str]) -> str:
 
 
 def store_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., int]], None]:
-    """Register a command of ``rankmesh store``: adds the options that select a store, and passes a client of its agent.
-
-    Args:
-        name: the command's name; the function's by default.
-        settings: arguments of ``Typer.command``.
-    """
+    """Register a command of ``rankmesh store``: adds the options that select a store, passes a client."""
 
     def register(function: Callable[..., int]) -> None:
         signature = inspect.signature(function, eval_str=True)

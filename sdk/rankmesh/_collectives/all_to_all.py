@@ -7,15 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import rankmesh._session.debug as _debug
-from rankmesh._collectives.arguments import (
-    Timeout,
-    communicator,
-    first_of,
-    inputs_of,
-    options,
-    outputs_of,
-    same_dtype,
-)
+from rankmesh._collectives.arguments import Timeout, communicator, first_of, inputs_of, options, outputs_of, same_dtype
 from rankmesh._session.process_group import Group
 from rankmesh._session.ranks import as_int
 from rankmesh._tensors.buffers import flat_in, flat_out, overlap

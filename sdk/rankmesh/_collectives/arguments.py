@@ -31,15 +31,7 @@ def communicator(
 ) -> Communicator | None:
     """Return a group's communicator; warn and return None if this process is not a member.
 
-    Args:
-        group: the group.
-        called: the function that the user called, which calls this one.
-        tensor: an array of the call, whose device selects the communicator; None for a call without arrays.
-        op: the reduction of the call, which not every library for GPUs has; None for other calls.
-
-    Raises:
-        ValueError: init_process_group has not been called.
-        TypeError: ``group`` is not a group.
+    The device of ``tensor`` selects it; ``op`` is the reduction, which not every library for GPUs has.
     """
     if group is None and (default := _session._default) is not None:
         group = default.group
@@ -47,9 +39,7 @@ def communicator(
         comm = group._communicator
     elif isinstance(group, NonMember):
         warnings.warn(
-            f"{called}() does nothing on this rank, which is not a member of the group",
-            RuntimeWarning,
-            stacklevel=3,
+            f"{called}() does nothing on this rank, which is not a member of the group", RuntimeWarning, stacklevel=3
         )
         return None
     else:
@@ -84,15 +74,8 @@ def options(
 
     Args:
         comm: the communicator, whose timeout is the default.
-        timeout: limit for the call.
-        async_op: whether it returns immediately.
         tensors: the user's tensors that the call writes to (else those it reads), for Work.result() and errors.
-        write_back: called once the data has arrived.
         details: describes the arguments that only this rank knows, for errors about calls that do not match.
-        inputs: more of the user's tensors, for errors.
-
-    Raises:
-        ValueError: the timeout is negative.
     """
     plain = comm.default_options if timeout is None else comm.options_within(timeout)
     if write_back is None and details is None and not async_op and _debug.below_detail and comm.batch is None:
@@ -123,19 +106,7 @@ def chain(steps: Sequence[WriteBack | None]) -> WriteBack | None:
 def group_rank_of(
     comm: Communicator, rank: int | None, group_rank: int | None, name: str, default: int | None = None
 ) -> int:
-    """Return the group rank of a rank that is given globally or in the group.
-
-    Args:
-        comm: the group.
-        rank: the global rank, None if not given.
-        group_rank: the rank in the group, None if not given.
-        name: ``src`` or ``dst``.
-        default: the global rank if neither is given.
-
-    Raises:
-        ValueError: both are given, or none and there is no default; or it is not a member.
-        TypeError: it is not an integer.
-    """
+    """Return the group rank of a rank that is given globally or in the group; None where it is not."""
     ranks = comm.state.global_ranks
     if type(rank) is int and group_rank is None and rank in ranks:  # nearly all
         return ranks.index(rank)
@@ -155,11 +126,7 @@ def group_rank_of(
 
 
 def other_rank_of(comm: Communicator, rank: int | None, group_rank: int | None, name: str, what: str) -> int:
-    """Return the group rank of a message's other side, which is not this rank; see group_rank_of.
-
-    Args:
-        what: what the message has, for the error.
-    """
+    """Return the group rank of a message's other side, which is not this rank; see group_rank_of."""
     found = group_rank_of(comm, rank, group_rank, name)
     if found == comm.rank:
         raise ValueError(f"{name} is this rank: the call waits, and would wait for itself; copy the {what} instead")
@@ -172,18 +139,9 @@ def other_rank_of(comm: Communicator, rank: int | None, group_rank: int | None, 
 def check_list(
     items: Any, name: str, size: int | None = None, noun: str = "arrays", kinds: tuple[type[Any], ...] = (list, tuple)
 ) -> Any:
-    """Return an argument that has to be a list.
+    """Return an argument that has to be a list, of one item per rank if ``size`` is given.
 
-    Args:
-        items: the argument.
-        name: its name.
-        size: the group's, if the list has one item per rank; None if it may have any length.
-        noun: plural of the items.
-        kinds: types it may have; ``(list,)`` if the call replaces items.
-
-    Raises:
-        TypeError: it is not a list.
-        ValueError: it does not have one item per rank.
+    ``kinds`` are the types it may have: ``(list,)`` if the call replaces items.
     """
     if not isinstance(items, kinds):
         wanted = noun if size is None else f"{size} {noun}, one a rank"
@@ -217,11 +175,7 @@ def outputs_of(tensors: Any, name: str, comm: Communicator) -> tuple[list[Array]
 
 
 def refuse_list_off_root(tensors: Any, name: str, is_root: bool, root: str) -> None:
-    """Require a list on the root, and none elsewhere.
-
-    Raises:
-        ValueError: it is missing on the root, or given on another rank.
-    """
+    """Require a list on the root, and none elsewhere."""
     if is_root and tensors is None:
         raise ValueError(f"{name} is missing: on the {root} rank give a list of one array a rank")
     if not is_root and tensors is not None and len(tensors):
@@ -229,11 +183,7 @@ def refuse_list_off_root(tensors: Any, name: str, is_root: bool, root: str) -> N
 
 
 def same_dtype(array: Array, name: str, others: Array | list[Array], others_name: str) -> None:
-    """Require the dtype of an array for another one, or for each of a list.
-
-    Raises:
-        ValueError: an array has another dtype.
-    """
+    """Require the dtype of an array for another one, or for each of a list."""
     dtype = array.dtype
     for number, other in enumerate(others if isinstance(others, list) else (others,)):
         if other.dtype is not dtype and other.dtype != dtype:
@@ -245,11 +195,7 @@ def same_dtype(array: Array, name: str, others: Array | list[Array], others_name
 
 
 def same_size(array: Array, name: str, other: Array, other_name: str) -> None:
-    """Require two arrays with the same number of elements.
-
-    Raises:
-        ValueError: they differ.
-    """
+    """Require two arrays with the same number of elements."""
     if array.size != other.size:
         raise ValueError(
             f"{other_name} has {other.size} elements, but {name} has {array.size}: they must have the same number"
@@ -257,11 +203,7 @@ def same_size(array: Array, name: str, other: Array, other_name: str) -> None:
 
 
 def same_dtype_and_size(array: Array, name: str, others: list[Array], others_name: str) -> None:
-    """Require arrays of the dtype and the number of elements of another.
-
-    Raises:
-        ValueError: they differ.
-    """
+    """Require arrays of the dtype and the number of elements of another."""
     same_dtype(array, name, others, others_name)
     for number, other in enumerate(others):
         if other.size != array.size:  # the other's name is formatted only if it is needed
@@ -269,11 +211,7 @@ def same_dtype_and_size(array: Array, name: str, others: list[Array], others_nam
 
 
 def equal_parts(array: Array, name: str, part: int, part_name: str, size: int) -> list[Array]:
-    """Return ``size`` views of ``part`` elements each.
-
-    Raises:
-        ValueError: the array has another number of elements.
-    """
+    """Return ``size`` views of ``part`` elements each."""
     if array.size != size * part:
         raise ValueError(
             f"{name} has {array.size} elements, but must have {size} times the {part} of {part_name}, {size * part}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import rankmesh._session.debug as _debug
 from rankmesh._collectives.arguments import Timeout, communicator, options
-from rankmesh._collectives.call_recorder import is_recording
+from rankmesh._collectives.coalescing import is_recording
 from rankmesh._session.process_group import Group
 from rankmesh_agent.group.communicator import BARRIER
 from rankmesh_agent.group.work import Work

@@ -12,25 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from rankmesh._collectives.arguments import (
-    Timeout,
-    chain,
-    check_list,
-    communicator,
-    group_rank_of,
-    options,
-)
+from rankmesh._collectives.arguments import Timeout, chain, check_list, communicator, group_rank_of, options
 from rankmesh._collectives.reduce_op import reduction
 from rankmesh._session.process_group import Group
 from rankmesh._session.ranks import as_int
 from rankmesh._tensors.buffers import flat_in, flat_out
 from rankmesh._tensors.layout import Array, WriteBack
-from rankmesh_agent.collectives.reduction import (
-    combine_partials,
-    combine_to_partial,
-    partial_dtype,
-    premultiplied,
-)
+from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, partial_dtype, premultiplied
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
@@ -279,16 +267,7 @@ def _each(arrays: Sequence[Array]) -> str:
 
 
 class _Total:
-    """A reduction of the arrays of all ranks, by way of a partial result at each rank.
-
-    Args:
-        op: the user's.
-        dtype: of the arrays.
-        members: how many arrays there are at all ranks together.
-
-    Attributes:
-        plain: the reduction of the partial results.
-    """
+    """A reduction of the arrays of all ranks, by way of a partial result at each rank."""
 
     def __init__(self, op: ReduceOp | PremulSum, dtype: np.dtype[Any], members: int) -> None:
         self._op, self._factor = reduction(op, dtype)

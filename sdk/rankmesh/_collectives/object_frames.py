@@ -37,18 +37,7 @@ _tags = itertools.count(RECORD_TAG + 1)
 
 
 class Outgoing:
-    """Record and rests that one rank sends.
-
-    Args:
-        message: the encoded objects, or the reason why there are none.
-        count: number of objects.
-        failed: whether the message is the reason.
-
-    Attributes:
-        record: sent first.
-        rests: sent next, but for empty ones.
-        tag: of the rests, if they are sent point to point.
-    """
+    """Record and rests that one rank sends; ``rests``: sent next, but for empty ones."""
 
     def __init__(self, message: Message, count: int = 1, failed: bool = False) -> None:
         self.tag = next(_tags)
@@ -64,19 +53,7 @@ class Outgoing:
 
 
 class Incoming:
-    """Record received from one rank, and memory for its rests.
-
-    Args:
-        record: the record; at least HEAD_BYTES of it.
-
-    Attributes:
-        count: number of objects, as sent.
-        rests: memory for the rests.
-        tag: of the rests.
-
-    Raises:
-        ProtocolError: this is not a record.
-    """
+    """Record received from one rank, and memory for its rests; ``record``: the record; at least HEAD_BYTES of it."""
 
     def __init__(self, record: Octets) -> None:
         magic, self._flags, self.count, self.tag, *sizes = _HEAD.unpack_from(record.data)
@@ -99,18 +76,7 @@ class Incoming:
             memory[:] = rest
 
     def decode(self, comm: Communicator, group_rank: int, called: str, weights_only: bool = False) -> Any:
-        """Return the objects, once the rest has arrived.
-
-        Args:
-            comm: the group.
-            group_rank: the sender.
-            called: the function's name.
-            weights_only: whether pickles are not read.
-
-        Raises:
-            DistBackendError: the sender could not encode it, or this rank could not unpickle it.
-            ProtocolError: it is damaged, or contains a pickle that this rank must not read.
-        """
+        """Return the objects, once the rest has arrived."""
         rank = comm.global_ranks[group_rank]
         if self._flags & _FAILED:
             reason = self._data.tobytes().decode(errors="replace")
@@ -130,13 +96,7 @@ class Incoming:
 def pack(
     encode: Callable[[], Sequence[Message]], frames: int, count: int = 1
 ) -> tuple[list[Outgoing], Exception | None]:
-    """Return the frames to send, and None; or frames with the reason why there are no objects, and the error.
-
-    Args:
-        encode: returns the message of each frame.
-        frames: number of frames.
-        count: objects in each.
-    """
+    """Return the frames to send, and None; or frames with the reason why there are no objects, and the error."""
     try:
         return [Outgoing(message, count) for message in encode()], None
     except Exception as error:  # of the objects' own code, too
@@ -155,14 +115,7 @@ def transfer_rests(
     receives: Sequence[tuple[int, Incoming]],
     next_options: Callable[[bool], Options],
 ) -> None:
-    """Send and receive all rests that are not empty, point to point.
-
-    Args:
-        comm: the group.
-        sends: group ranks, and the frames for them; this rank itself is skipped.
-        receives: group ranks, and the frames from them; this rank itself is skipped.
-        next_options: returns the options of a call, asynchronous or not.
-    """
+    """Send and receive all rests that are not empty, point to point, by group ranks; this rank itself is skipped."""
     works: list[Any] = [
         comm.receive(rest, comm.ranks[rank], incoming.tag, next_options(True))
         for rank, incoming in receives

@@ -17,15 +17,8 @@ from typing import Any
 import numpy as np
 
 from rankmesh._collectives.arguments import Timeout, check_list, communicator, group_rank_of, options, other_rank_of
-from rankmesh._collectives.call_recorder import is_recording
-from rankmesh._collectives.object_frames import (
-    HEAD_BYTES,
-    Incoming,
-    Outgoing,
-    pack,
-    records,
-    transfer_rests,
-)
+from rankmesh._collectives.coalescing import is_recording
+from rankmesh._collectives.object_frames import HEAD_BYTES, Incoming, Outgoing, pack, records, transfer_rests
 from rankmesh._collectives.serialize import Message, dumps
 from rankmesh._session.process_group import Group
 from rankmesh_agent.group.communicator import Communicator
@@ -369,11 +362,7 @@ def _one_a_rank(objects: Any, name: str, size: int) -> Any:
 
 
 def _rounds(comm: Communicator, timeout: Timeout, description: str) -> Callable[[bool], Options]:
-    """Return a function that returns the options of each call of an operation; they share its timeout.
-
-    Raises:
-        RuntimeError: a batch is open, whose calls are made later.
-    """
+    """Return a function that returns the options of each call of an operation; they share its timeout."""
     if is_recording(comm):
         raise RuntimeError("objects cannot be sent in a batch of collectives: make the call before or after it")
     first = options(comm, timeout, False, [], details=lambda: description)

@@ -15,27 +15,14 @@ _NOT_COMPLEX = frozenset({ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BO
 
 
 class Reduction(NamedTuple):
-    """A checked operation.
-
-    Attributes:
-        op: the reduction.
-        factor: PREMUL_SUM's factor for this rank's elements; None for other reductions.
-    """
+    """A checked operation; ``factor``: PREMUL_SUM's factor for this rank's elements; None for other reductions."""
 
     op: ReduceOp
     factor: complex | None
 
 
 def reduction(op: Any, dtype: np.dtype[Any]) -> Reduction:
-    """Return the checked operation of an ``op`` argument.
-
-    Args:
-        op: a ReduceOp, ``ReduceOp.PREMUL_SUM(factor)``, or torch's own ReduceOp.
-        dtype: element type of the arrays.
-
-    Raises:
-        TypeError: ``op`` is not an operation, or not defined for the dtype.
-    """
+    """Return the checked operation of an ``op`` argument; torch's own ReduceOp is one, too."""
     if isinstance(op, ReduceOp):
         return _checked(op, dtype)
     if isinstance(op, PremulSum):

@@ -34,13 +34,7 @@ _MAX_STEPS = 500
 
 
 class Message(NamedTuple):
-    """An object as bytes.
-
-    Attributes:
-        data: the pickle, or plain data.
-        apart: the bytes of large arrays.
-        pickled: whether it is a pickle.
-    """
+    """An object as bytes: a pickle, or plain data."""
 
     data: bytes | memoryview
     apart: list[Octets]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh._collectives.arguments import Timeout, communicator, options
-from rankmesh._collectives.call_recorder import is_recording
+from rankmesh._collectives.coalescing import is_recording
 from rankmesh._session.process_group import Group
 from rankmesh._tensors.layout import Array, supported
 

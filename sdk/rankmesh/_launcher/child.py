@@ -18,22 +18,8 @@ from rankmesh._launcher.signals import kill_when_closed, pdeathsig
 from rankmesh_agent.net.interrupts import deliver_interrupts
 
 
-def run(
-    fn: Callable[..., Any],
-    index: int,
-    args: tuple[Any, ...],
-    method: str,
-    environment: Mapping[str, str],
-) -> None:
-    """Run the function; the body of each process.
-
-    Args:
-        fn: the function.
-        index: its first argument.
-        args: its other arguments.
-        method: the start method.
-        environment: variables of the process, besides its parent's; one names the file that receives a failure.
-    """
+def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, environment: Mapping[str, str]) -> None:
+    """Run the function, in each process. A variable of ``environment`` names the file that receives a failure."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this process was started by multiprocessing"
     if method == "fork":  # children forked later inherit the write end of the sentinel pipe
@@ -96,11 +82,7 @@ class _ByValue:
 
 
 def importable(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function as a new process can unpickle it.
-
-    Raises:
-        TypeError: it is defined in a notebook or an interactive session, and cloudpickle is not installed.
-    """
+    """Return a function as a new process can unpickle it."""
     defined = fn
     while isinstance(defined, functools.partial):
         defined = defined.func

@@ -18,10 +18,7 @@ _SAME_CALLS = "do all ranks make the same calls?"
 def root_cause(first: int, named: Mapping[int, Sequence[int]], failed: Sequence[int]) -> int:
     """Return the rank whose failure caused that of another one.
 
-    Args:
-        first: the rank to explain.
-        named: the ranks that a rank's failure names, by rank; a cause itself names none.
-        failed: the ranks that are known to have failed, the earliest first: of several names these are preferred.
+    ``named`` are the ranks that a rank's failure names; of several, those are preferred that failed first.
     """
     chain = [first]
     while names := named.get(chain[-1]):
@@ -36,13 +33,9 @@ class JobFailure:
     """The failure of a job, as one node knows it.
 
     Args:
-        first: the rank of this node that ended first with a failure.
-        ranks: the ranks of this node.
-        reports: what they have reported.
         elsewhere: the ranks that the gateway knows, by rank, if this node has it.
 
     Attributes:
-        first: see above.
         named: the ranks that a rank's first failure names, by rank, on all nodes as far as known.
         cause: the rank at which the chain of names ends. It need not have failed: it may have left too early, or hang.
         info: the gateway's description of a cause on another node, None without one.
@@ -74,10 +67,6 @@ class JobFailure:
         status = self.origin.exit_status
         return 1 if status is None else status.shell_status
 
-    def is_here(self, rank: int) -> bool:
-        """Return whether a rank is one of this node."""
-        return rank in self._here
-
     def has_failed(self, rank: int) -> bool:
         """Return whether a rank is known to have failed by itself: to have ended, and not with exit code 0."""
         here, info = self._here.get(rank), self._elsewhere.get(rank)
@@ -96,7 +85,7 @@ class JobFailure:
         if not named:
             return ""
         name = self.cause if self.cause in named else named[0]
-        where = "" if self.is_here(name) else " on another node"
+        where = "" if name in self._here else " on another node"
         if self.has_failed(name):
             return f"ended because rank {name} failed{where}"
         return f"failed, and its error names rank {name}{where}"

@@ -17,14 +17,7 @@ _NAME = "rankmesh-failures"
 
 
 class FailureReport(NamedTuple):
-    """What a rank reports when it leaves its job after a failure.
-
-    Attributes:
-        rank: the rank.
-        pid: its process id.
-        failed_ranks: the other ranks that its first failure names.
-        place: the line of the user's code with its exception; empty without one.
-    """
+    """What a rank reports when it leaves its job after a failure, with the line of the user's code, if there is one."""
 
     rank: int
     pid: int
@@ -37,13 +30,7 @@ class FailureReport(NamedTuple):
 
 
 class ChildError(NamedTuple):
-    """The failure of a process of ``spawn``.
-
-    Attributes:
-        process: the process's index.
-        code: exit code.
-        trace: traceback of the exception; empty for ``sys.exit``.
-    """
+    """The failure of a process of ``spawn``; ``trace``: traceback of the exception; empty for ``sys.exit``."""
 
     process: int
     code: int

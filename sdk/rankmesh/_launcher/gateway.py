@@ -24,12 +24,7 @@ _log = logging.getLogger("rankmesh")
 
 
 class LauncherGateway:
-    """A gateway in the launcher's process.
-
-    Args:
-        job: plan of the job.
-        listener: listening socket.
-    """
+    """A gateway in the launcher's process."""
 
     def __init__(self, job: Plan, listener: socket.socket) -> None:
         self._job = job
@@ -43,8 +38,7 @@ class LauncherGateway:
     def start(self, on_failure: Callable[[], object]) -> None:
         """Start serving. Does nothing the second time.
 
-        Args:
-            on_failure: called in another thread once ``failure`` gives a reason.
+        ``on_failure`` is called in another thread once ``failure`` gives a reason.
         """
         if self._gateway is not None:
             return

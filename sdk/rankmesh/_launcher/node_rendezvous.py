@@ -40,13 +40,9 @@ class NodeRendezvous:
 
     Args:
         beat: the first heartbeat, but for ``instance`` and ``host``.
-        url: the gateway's base URL.
-        token: the job's token.
 
     Attributes:
         fd: descriptor that becomes readable when a reply has changed something.
-        attempt: the attempt of this node's ranks.
-        latest: the last reply.
         refusal: why the gateway rejects this launcher; empty if it does not.
     """
 
@@ -100,18 +96,10 @@ class NodeRendezvous:
     def join(
         self, deadline: Deadline, report: Callable[[str], None], interrupt: int | None = None
     ) -> LauncherReply | None:
-        """Wait until the next attempt has its nodes, this one among them.
+        """Wait until the next attempt has its nodes, this one among them; return it and this node's place in it.
 
-        Args:
-            deadline: end of the wait while nodes or the gateway are missing; a spare node waits for the job's end.
-            report: called with a line of text from time to time.
-            interrupt: descriptor that ends the wait by becoming readable.
-
-        Returns:
-            The attempt and this node's place in it; None if the job is over, or the wait was interrupted.
-
-        Raises:
-            RendezvousError: the gateway rejects this launcher, or nodes are missing at the deadline.
+        The deadline ends the wait while nodes or the gateway are missing; a spare node waits for the job's end. None if
+        the job is over, or the wait was interrupted.
         """
         self.report("waiting")
         next_report = time.monotonic() + self._beat.last_call + FIRST_REPORT_SECONDS

@@ -89,15 +89,7 @@ class TerminalWriter:
 
 
 class LogFile:
-    """A file with the output of a rank.
-
-    Raises:
-        OSError: the file cannot be opened.
-
-    Attributes:
-        name: its path.
-        lost: the first error because of which output is missing from it; None without one.
-    """
+    """A file with the output of a rank; ``lost`` is the first error because of which output is missing from it."""
 
     def __init__(self, path: str) -> None:
         self.name = path
@@ -124,7 +116,6 @@ class LogOptions(NamedTuple):
         directory: of the files; empty for a new one.
         redirects: which streams are written to files and not shown: 1 stdout, 2 stderr, 3 both, or by local rank
             ``0:1,1:3``.
-        tee: which are written to files and shown.
         shown: the local ranks whose output is shown; empty for all.
     """
 
@@ -149,13 +140,6 @@ class Output(NamedTuple):
 class Outputs:
     """The outputs of a launcher.
 
-    Args:
-        logs: its options.
-        job: the job's name, a part of the directory's.
-
-    Raises:
-        ValueError: there is no such directory, or no file can be made in it.
-
     Attributes:
         writers: of the launcher's stdout and stderr: one object if both are the same file, which keeps the order.
         directory: the directory of the job's files; empty without any.
@@ -176,11 +160,7 @@ class Outputs:
                 raise ValueError(f"--log-dir: no directory can be made in {place}: {error.strerror}") from error
 
     def of_rank(self, local_rank: int, attempt: int) -> tuple[Output, Output]:
-        """Return where stdout and stderr of a rank go.
-
-        Raises:
-            OSError: a file cannot be opened.
-        """
+        """Return where stdout and stderr of a rank go."""
         stdout, stderr = (self._output(stream, local_rank, attempt) for stream in (0, 1))
         return stdout, stderr
 
@@ -202,3 +182,54 @@ def _streams(option: str, local_rank: int) -> int:
         return int(option)
     by_rank = dict(each.split(":") for each in option.split(","))
     return int(by_rank.get(str(local_rank), 0))
+
+
+LONGEST_LINE = 16 << 20
+"""Longer lines are split, in bytes, so that a stream without newlines cannot exhaust memory."""
+
+
+class LineBuffer:
+    r"""Splits a stream of bytes into lines.
+
+    A carriage return restarts the line, as on a terminal: only the last state of a progress bar counts. ``\r\n`` is a
+    newline. The bytes need not be text.
+    """
+
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self._longest = longest
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Append the stream's next bytes; return the lines they complete, without newlines."""
+        lines: list[bytes] = []
+        first, *others = data.split(b"\n")
+        self._append(first, lines)
+        for piece in others:
+            lines.append(_last_state(self._rest))
+            self._rest.clear()
+            self._append(piece, lines)
+        return lines
+
+    def unfinished(self, most: int = 4096) -> bytes:
+        """Return the first ``most`` bytes of the unfinished line."""
+        return bytes(self._rest[:most]).rstrip(b"\r")
+
+    def close(self) -> list[bytes]:
+        """Return the last line of the stream if it lacks a newline and is not blank."""
+        line = _last_state(self._rest)
+        self._rest.clear()
+        return [line] if line.strip() else []
+
+    def _append(self, data: bytes, lines: list[bytes]) -> None:
+        self._rest += data
+        if b"\r" in data:
+            returned = self._rest.endswith(b"\r")
+            self._rest[:] = _last_state(self._rest) + b"\r" * returned
+        while len(self._rest) > self._longest:
+            lines.append(bytes(self._rest[: self._longest]))
+            del self._rest[: self._longest]
+
+
+def _last_state(line: bytearray) -> bytes:
+    shown = line.rstrip(b"\r")
+    return bytes(shown[shown.rfind(b"\r") + 1 :])

@@ -20,13 +20,8 @@ class Plan:
     """A job, from the point of view of one node.
 
     Attributes:
-        options: the command line.
         job: the job's id, equal on all nodes.
-        token: the secret shared by its processes.
         port: the gateway's port; 0 until it listens, if the command line does not set one.
-        node: this node's number in the attempt.
-        nodes: nodes of the attempt.
-        attempt: how often all ranks have been started again.
         restarts: how often that was after a failure, and not only because a node joined.
     """
 
@@ -122,12 +117,7 @@ class Plan:
 
 
 def plan(options: Options, settings: Settings) -> Plan:
-    """Return the plan of a job; one without a name has a random name on one node, else one that all nodes derive.
-
-    Raises:
-        ValueError: there are several nodes and no token, or no name for the job at a gateway of its own; or the token
-            is the credential of another job.
-    """
+    """Return the plan of a job; one without a name has a random name on one node, else one that all nodes derive."""
     place = options.master_port, max(0, options.node_rank), options.nnodes
     held = job_of(settings.token)
     if held is not None:
@@ -155,12 +145,7 @@ def plan(options: Options, settings: Settings) -> Plan:
 
 
 def resolve_nodes(options: Options, settings: Settings) -> Options:
-    """Return the options with the nodes of the environment, if the command line has ``--nnodes auto``.
-
-    Raises:
-        ValueError: the environment does not define the nodes, or a setting for several nodes is missing.
-        DistNetworkError: node 0 has no route.
-    """
+    """Return the options with the nodes of the environment, if the command line has ``--nnodes auto``."""
     if options.nnodes != AUTO:
         return options
     launcher = settings.launcher
@@ -173,7 +158,7 @@ def resolve_nodes(options: Options, settings: Settings) -> Options:
         raise ValueError(f"--nnodes auto: {launcher.problem}")
     if launcher.world_size == 1:
         return replace(options, nnodes=1, min_nodes=1)
-    from rankmesh._rendezvous.launcher_env import with_master_address
+    from rankmesh._rendezvous.locator import with_master_address
 
     there = with_master_address(settings, launcher)
     return replace(

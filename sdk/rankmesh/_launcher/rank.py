@@ -8,12 +8,11 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from rankmesh._launcher.line_buffer import LineBuffer
-from rankmesh._launcher.output import Output
+from rankmesh._launcher.output import LineBuffer, Output
 from rankmesh_agent.wire.printable import printable
 
 TAIL_LINES = 10
@@ -27,13 +26,7 @@ _PF_EXITING = 0x4  # linux/sched.h
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """The exit status of a process.
-
-    Attributes:
-        code: exit code, None if a signal killed the process.
-        signal: number of that signal, None if the process exited.
-        at: time, on the monotonic clock.
-    """
+    """The exit status of a process."""
 
     code: int | None
     signal: int | None
@@ -95,10 +88,7 @@ class Stream:
     def read_all(self) -> None:
         """Forward the bytes that are in the pipe now, but none that are written later."""
         taken = 0
-        while not self.closed and taken < _PIPE_BYTES:
-            read = self.read_some()
-            if not read:
-                break
+        while not self.closed and taken < _PIPE_BYTES and (read := self.read_some()):
             taken += read
 
     def drain_and_close(self) -> None:
@@ -126,17 +116,7 @@ class Rank:
     Its process leads a session of its own: Ctrl-C in the terminal reaches the launcher alone, and the rank's child
     processes can be signalled together with it.
 
-    Raises:
-        OSError: the command cannot be executed.
-
     Attributes:
-        number: the rank.
-        pid: its process id.
-        pidfd: descriptor that becomes readable when the process ends.
-        started: start time, on the monotonic clock.
-        streams: its output streams, stdout and stderr.
-        exit_status: None while the process runs.
-        sent: the last signal that the launcher sent to it.
         released: whether the launcher has let go of the process: what is left of its group is not the launcher's.
     """
 
@@ -220,22 +200,18 @@ class Rank:
         assert result is not None
         exited = result.si_code == os.CLD_EXITED
         self.exit_status = ExitStatus(
-            code=result.si_status if exited else None,
-            signal=None if exited else result.si_status,
-            at=time.monotonic(),
+            code=result.si_status if exited else None, signal=None if exited else result.si_status, at=time.monotonic()
         )
         return self.exit_status
 
     def holders(self) -> list[int]:
-        """Return the ids of the processes that hold the output open."""
-        return _holders_of({stream.inode for stream in self.streams if not stream.closed})
+        """Return the ids of the other processes of this user that hold the output open."""
+        links = {f"pipe:[{stream.inode}]" for stream in self.streams if not stream.closed}
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        return sorted(pid for pid in pids if pid != os.getpid() and not links.isdisjoint(_links(pid)))
 
     def release(self, *, only_holders: bool = False) -> None:
-        """Kill the process group, drain its output and reap it. Idempotent.
-
-        Args:
-            only_holders: kill no process of the group that does not hold the output.
-        """
+        """Kill the process group, drain its output and reap it. Idempotent."""
         if self.released:
             return
         if only_holders:
@@ -250,13 +226,6 @@ class Rank:
         self._process.wait()
         os.close(self.pidfd)
         self.released = True
-
-
-def _holders_of(pipes: Collection[int]) -> list[int]:
-    """Return the ids of the other processes of this user that have one of these pipes open, by inode."""
-    links = {f"pipe:[{inode}]" for inode in pipes}
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return sorted(pid for pid in pids if pid != os.getpid() and not links.isdisjoint(_links(pid)))
 
 
 def command_of(pid: int) -> str:

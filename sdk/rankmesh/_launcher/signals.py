@@ -60,9 +60,6 @@ def pdeathsig(parent: int | None = None) -> Callable[[], None]:
     """Return a function that makes the kernel kill the calling child when the thread that forked it ends.
 
     All lookups happen here, so that the child makes only two system calls between fork and exec.
-
-    Args:
-        parent: process id of the parent, by default this process.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from rankmesh._launcher.arguments import Options
 from rankmesh._launcher.failure import JobFailure
 from rankmesh._launcher.failure_file import FailureFile
 from rankmesh._launcher.output import LogFile, TerminalWriter
@@ -40,16 +41,11 @@ class Supervisor:
 
     Args:
         ranks: the ranks of this node; the list changes as they are replaced.
-        writers: of stdout and stderr.
-        inbox: signals to this process.
-        failure_grace, stop_grace, output_grace: see above.
         failures: where the ranks report which other ranks' failures have ended their groups.
         rendezvous: with the launchers of other nodes; None without any.
 
     Attributes:
         first_failure: the rank that ended first with a failure, before any signal from the user.
-        signal: the first signal from the user.
-        on_exit: called with each rank whose process has ended.
         elsewhere: returns the ranks of which a gateway in this process knows, by rank, those of other nodes too.
         broken: returns why the job cannot go on, '' if it can.
         replace: starts a process in place of a rank that has failed, and returns it with a remark, None if there is
@@ -61,10 +57,7 @@ class Supervisor:
         ranks: list[Rank],
         writers: tuple[TerminalWriter, TerminalWriter],
         inbox: SignalPipe,
-        *,
-        failure_grace: float,
-        stop_grace: float,
-        output_grace: float,
+        options: Options,
         failures: FailureFile,
         rendezvous: NodeRendezvous | None = None,
     ) -> None:
@@ -79,9 +72,7 @@ class Supervisor:
         self._ranks = ranks
         self._writers = tuple(dict.fromkeys(writers))
         self._messages = writers[1]
-        self._failure_grace = failure_grace
-        self._stop_grace = stop_grace
-        self._output_grace = output_grace
+        self._options = options
         self._terminate_at: float | None = None
         self._kill_at: float | None = None
         self._must_end = False
@@ -184,8 +175,7 @@ class Supervisor:
 
     def _handle_exits(self, ended: list[Rank]) -> None:
         endings = [(rank, rank.reap()) for rank in ended]
-        # The order of ranks that ended since the last select is unknown. A signal is the likelier cause: the other
-        # ranks noticed that failure and exited.
+        # Their order is unknown. A signal is the likelier cause: the other ranks noticed that failure and exited.
         for rank, status in sorted(endings, key=lambda item: item[1].signal is None):
             self._selector.unregister(rank.pidfd)
             self._unreleased.append(rank)
@@ -227,7 +217,7 @@ class Supervisor:
     def _on_first_failure(self, rank: Rank) -> None:
         self.first_failure = next((other for other in self._running() if other.dies_of_signal()), rank)
         if self._terminate_at is None:
-            self._terminate_at = time.monotonic() + self._failure_grace
+            self._terminate_at = time.monotonic() + self._options.failure_grace
         if self._rendezvous is not None:
             self._rendezvous.report("failed")
         for stream in rank.streams:
@@ -235,19 +225,15 @@ class Supervisor:
         failure = self.failure()
         if self._running() and failure is not None:
             what = failure.explain(rank.number) or f"failed: {rank.exit_status}"
-            self._message(f"rank {rank.number} {what}; the others get {self._failure_grace:g} s to end")
+            self._message(f"rank {rank.number} {what}; the others get {self._options.failure_grace:g} s to end")
 
     def _end_because(self, why: str) -> None:
-        """End the ranks if there is a reason, and they are not about to end.
-
-        Args:
-            why: another node's failure, or a change of the nodes, ends the attempt or the job; or it is broken.
-        """
+        """Say why another node, or a broken job, ends the attempt; end the ranks unless they are about to end."""
         begun = self.first_failure is not None or self.signal or self._terminate_at or self._kill_at
         self._must_end = self._must_end or bool(why)
         if why and self._running() and not begun:
-            self._terminate_at = time.monotonic() + self._failure_grace
-            self._message(f"{why}; those of this node get {self._failure_grace:g} s to end")
+            self._terminate_at = time.monotonic() + self._options.failure_grace
+            self._message(f"{why}; those of this node get {self._options.failure_grace:g} s to end")
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.signal is None:
@@ -256,7 +242,7 @@ class Supervisor:
                 self._rendezvous.report("stopped")
             if self._running():
                 again = "a second Ctrl-C" if number == signal.SIGINT else "Ctrl-C (SIGINT)"
-                limit = f"they get {self._stop_grace:g} s to end, {again} kills them at once"
+                limit = f"they get {self._options.stop_grace:g} s to end, {again} kills them at once"
                 self._message(f"{number.name} passed on to the ranks; {limit}")
             self._stop(number)
         elif number == signal.SIGINT:
@@ -275,7 +261,7 @@ class Supervisor:
                     self._holders_reported = True
                     self._message(
                         f"the ranks have ended, and their output is held open by {', '.join(map(command_of, pids))}; "
-                        f"it gets {self._output_grace:g} s to end (--output-grace)"
+                        f"it gets {self._options.output_grace:g} s to end (--output-grace)"
                     )
                     return
                 rank.release(only_holders=self._succeeded(rank))
@@ -292,7 +278,7 @@ class Supervisor:
         if self._running():
             return None
         ends = [each.exit_status.at for each in self._ranks if each.exit_status is not None]
-        return max(ends) + DRAIN_SECONDS + (self._output_grace if self._holders_reported else 0)
+        return max(ends) + DRAIN_SECONDS + (self._options.output_grace if self._holders_reported else 0)
 
     def _succeeded(self, rank: Rank) -> bool:
         """Return whether a rank has ended by itself with exit code 0, in a job that has not been ended."""
@@ -312,7 +298,7 @@ class Supervisor:
         """Signal the ranks, and set the deadline for SIGKILL."""
         self._send(number)
         self._terminate_at = None
-        self._kill_at = time.monotonic() + self._stop_grace
+        self._kill_at = time.monotonic() + self._options.stop_grace
 
     def _send(self, number: signal.Signals) -> None:
         for rank in self._running():

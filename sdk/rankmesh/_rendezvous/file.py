@@ -30,7 +30,6 @@ class FileLocator(GatewayLocator):
 
     Args:
         path: the file, in an existing directory; created if needed, and removed with the last gateway in it.
-        settings: the process's settings.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
-from urllib.parse import SplitResult, urlencode, urlsplit
+from pathlib import Path
+from typing import Any, cast, get_args
+from urllib.parse import SplitResult, parse_qs, unquote, urlencode, urlsplit
 
-from rankmesh._rendezvous.urls import host_and_port, number_parameter, path_of
+from rankmesh_agent.config.settings import Hosting
 
 _TIMEOUT = timedelta(seconds=300)
 """Default timeout of the stores of built-in schemes, as in torch."""
@@ -102,3 +104,51 @@ def _required(url: SplitResult, text: str) -> tuple[int, int]:
     if rank is None or world_size is None:
         raise ValueError(f"{text!r} lacks ?rank=…&world_size=…; append them, or pass rank= and world_size=")
     return rank, world_size
+
+
+def host_and_port(url: SplitResult, text: str) -> tuple[str, int]:
+    """Return host and port."""
+    try:
+        host, port = url.hostname, url.port
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+    if not host or port is None:
+        raise ValueError(f"{text!r} needs a host and a port, for example {url.scheme}://127.0.0.1:29500")
+    return host, port
+
+
+def path_of(url: SplitResult, text: str) -> Path:
+    """Return the path of a file."""
+    path = unquote(url.path)
+    if url.netloc or not path.startswith("/"):
+        raise ValueError(f"{text!r} needs an absolute path, for example file:///tmp/rendezvous")
+    return Path(path)
+
+
+def number_parameter(url: SplitResult, name: str) -> int | None:
+    """Return the number of the query parameter ``name``, None if it is absent."""
+    values = parse_qs(url.query).get(name)
+    if values is None:
+        return None
+    try:
+        return int(values[-1])
+    except ValueError:
+        raise ValueError(f"{name}={values[-1]!r} in the init_method is not a whole number") from None
+
+
+def hosting_parameter(url: SplitResult) -> Hosting | None:
+    """Return the query parameter ``hosting``, None if it is absent."""
+    values = parse_qs(url.query).get("hosting")
+    if values is None:
+        return None
+    if values[-1] not in get_args(Hosting):
+        raise ValueError(f"hosting={values[-1]!r} in the init_method must be 'attached' or 'embedded'")
+    return cast(Hosting, values[-1])
+
+
+def is_multicast(host: str) -> bool:
+    """Return whether a host is a multicast address."""
+    try:
+        return ipaddress.ip_address(host).is_multicast
+    except ValueError:
+        return False

@@ -37,7 +37,6 @@ class GatewayAddress(NamedTuple):
     even to another job's gateway.
 
     Attributes:
-        url: base URL.
         id: the random id in the gateway's ``/health``.
     """
 
@@ -78,19 +77,10 @@ class HostedGateway:
     """A gateway that this process has started: a process of its own, which ends after the last rank.
 
     Args:
-        host: address to listen on.
-        port: port, 0 for any free one.
-        settings: the process's settings.
-        names: accepted host names, besides those of the settings.
         fixed: whether the job's next gateway has the same address: then new worlds meet at this one while it lasts.
 
     Attributes:
-        address: the address for other processes.
         pid: the gateway's process, once it has started; 0 before.
-
-    Raises:
-        ValueError: the address is beyond loopback and there is no token.
-        DistNetworkError: the address cannot be bound, or the process cannot be started.
     """
 
     def __init__(
@@ -103,7 +93,9 @@ class HostedGateway:
         self._last = ""
         self.pid = 0
         with listener:
-            address = _most_reachable(reachable_addresses(host, settings.advertise)[0])
+            # The first one beyond loopback: a host name may resolve to a loopback address.
+            addresses = reachable_addresses(host, settings.advertise)[0]
+            address = next((each for each in addresses if not is_loopback(each)), addresses[0])
             url = url_for(address, listener.getsockname()[1], server_scheme())
             self.address = GatewayAddress(url, secrets.token_hex(8))
             options = {
@@ -119,7 +111,8 @@ class HostedGateway:
                 "shm_dir": settings.shm_dir,
                 "level": _log.getEffectiveLevel(),
             }
-            self._process = _start(listener.fileno())
+            place = {"RANKMESH_GATEWAY": url, "RANKMESH_JOB": settings.job, "RANK": str(settings.rank or 0)}
+            self._process = _start(listener.fileno(), place)
         assert self._process.stdin is not None
         close_in_children(self._process.stdin)  # by the pipe's end the gateway knows that this process has ended
         with contextlib.suppress(BrokenPipeError):  # it has ended already, with a reason
@@ -129,11 +122,7 @@ class HostedGateway:
         self._thread.start()
 
     def raise_failure(self) -> None:
-        """Raise if no process can reach the gateway.
-
-        Raises:
-            DistNetworkError: it has ended.
-        """
+        """Raise if no process can reach the gateway."""
         if self._ended.is_set():
             raise DistNetworkError(
                 f"the gateway, process {self.pid} that this one started, has ended at {self.address.url}"
@@ -147,13 +136,10 @@ class HostedGateway:
 
     def close(self) -> None:
         """Do without the gateway from now on: it ends as soon as no rank is left. Waits until it ends or stays."""
-        self._close_input()
-        self._thread.join(_CLOSE_SECONDS)
-
-    def _close_input(self) -> None:
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
+        self._thread.join(_CLOSE_SECONDS)
 
     def _listen(self) -> None:
         """Log what the gateway reports, until it ends, or stays without this process."""
@@ -187,9 +173,9 @@ def _document(line: bytes) -> object:
         return None
 
 
-def _start(listener: int) -> subprocess.Popen[bytes]:
-    """Start the gateway's process, with this one's modules."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
+def _start(listener: int, place: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start the gateway's process, with this one's modules; commands find the job by the variables of its place."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)} | place
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "rankmesh_gateway.child"],
@@ -204,8 +190,3 @@ def _start(listener: int) -> subprocess.Popen[bytes]:
         raise DistNetworkError(
             f"cannot start the job's gateway, a process of {sys.executable!r}: {error.strerror}"
         ) from error
-
-
-def _most_reachable(addresses: list[str]) -> str:
-    """Return the first address beyond loopback, else the first: a host name may resolve to a loopback address."""
-    return next((address for address in addresses if not is_loopback(address)), addresses[0])

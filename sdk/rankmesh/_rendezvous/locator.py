@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 from rankmesh._rendezvous.hosted import HostedGateway
 from rankmesh_agent.config.addresses import is_loopback, resolves_to_loopback
+from rankmesh_agent.config.launchers import Launcher
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.net.sockets import address_towards, interface_for
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -18,15 +20,7 @@ _log = logging.getLogger("rankmesh")
 
 
 class GatewayLocator(ABC):
-    """Finds the gateway of a job, and hosts it if this process is the one to do so.
-
-    Args:
-        settings: the process's settings.
-        bind_host: the address that this rank's agent listens on.
-
-    Attributes:
-        job: the job's name.
-    """
+    """Finds the gateway of a job, and hosts it if this process is the one to do so."""
 
     def __init__(self, settings: Settings, bind_host: str) -> None:
         self._settings = settings
@@ -54,14 +48,7 @@ class GatewayLocator(ABC):
 
 
 class KnownGateway(GatewayLocator):
-    """A running gateway at a known URL.
-
-    Args:
-        url: base URL.
-        host: host of the URL.
-        port: port of the URL.
-        settings: the process's settings.
-    """
+    """A running gateway at a known URL."""
 
     def __init__(self, url: str, host: str, port: int, settings: Settings) -> None:
         super().__init__(settings, listen_address(settings, host, port))
@@ -72,11 +59,7 @@ class KnownGateway(GatewayLocator):
 
 
 def listen_address(settings: Settings, host: str, port: int) -> str:
-    """Return the address for this rank's agent: the configured one, else the local address on the route to ``host``.
-
-    Raises:
-        DistNetworkError: there is no route to ``host``, or no interface that the configured pattern allows.
-    """
+    """Return the address for this rank's agent: the configured one, else the local address on the route to ``host``."""
     if settings.bind is not None:
         return settings.bind
     if resolves_to_loopback(host):
@@ -103,3 +86,38 @@ def configured_address(settings: Settings) -> str:
         _log.warning("this rank listens on %s, so that only ranks on this host reach it: %s", LOOPBACK, error)
         return LOOPBACK
     return address
+
+
+def with_master_address(settings: Settings, launcher: Launcher) -> Settings:
+    """Return the settings with the address of rank 0's gateway, and the address that this host listens on.
+
+    Values that are set already stay.
+    """
+    host = settings.master_addr or launcher.host()
+    port = launcher.port() if settings.master_port is None else settings.master_port
+    if not host:
+        raise ValueError(
+            f"{launcher.kind.name} started ranks on several hosts, and does not say where rank 0 is: "
+            f"{launcher.kind.address}"
+        )
+    if not (resolves_to_loopback(host) if launcher.one_host else is_loopback(host)):
+        settings = _beyond_loopback(settings, launcher, host, port)
+    return replace(settings, master_addr=host, master_port=port)
+
+
+def _beyond_loopback(settings: Settings, launcher: Launcher, host: str, port: int) -> Settings:
+    if not settings.token:
+        raise ValueError(
+            f"{launcher.kind.name} started ranks that meet at {host}, which other machines can reach, so they need a "
+            f"token, the same for all: {launcher.kind.token}"
+        )
+    if settings.bind is not None:
+        return settings
+    own = "" if settings.interface is not None else launcher.own_address()
+    own = own or listen_address(settings, host, port)
+    if is_loopback(own) and not launcher.one_host:
+        raise ValueError(
+            f"{host}, where rank 0 is, stands for {own} on this host (see /etc/hosts), which other hosts cannot reach: "
+            "set MASTER_ADDR to an address of rank 0's host that all can reach"
+        )
+    return replace(settings, bind=own)

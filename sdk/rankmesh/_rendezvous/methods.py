@@ -9,12 +9,11 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from rankmesh._rendezvous import handlers
-from rankmesh._rendezvous.launcher_env import with_master_address
-from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, KnownGateway
+from rankmesh._rendezvous.handlers import host_and_port, hosting_parameter, is_multicast, number_parameter, path_of
+from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, KnownGateway, with_master_address
 from rankmesh._rendezvous.multicast import MulticastLocator
 from rankmesh._rendezvous.store import StoreLocator, torchrun_store
 from rankmesh._rendezvous.tcp import TcpLocator
-from rankmesh._rendezvous.urls import host_and_port, hosting_parameter, is_multicast, number_parameter, path_of
 from rankmesh_agent.config.settings import Hosting, Settings
 from rankmesh_agent.net.sockets import url_for
 from rankmesh_agent.wire.schemas import UNASSIGNED
@@ -32,13 +31,8 @@ class Rendezvous(NamedTuple):
 
     Attributes:
         rank: this process's rank, UNASSIGNED (-1) if the gateway assigns one.
-        world_size: ranks in the job.
-        job: the job's name.
         find: returns the gateway's URL, None while it is unknown.
-        bind_host: the address that this rank's agent listens on.
         hosting: whether to attach to a standalone agent; None: if agents are registered at the gateway.
-        close: stops the gateway if this process hosts it.
-        awaits_growth: whether this process waits for the job's world to grow.
     """
 
     rank: int
@@ -54,18 +48,7 @@ class Rendezvous(NamedTuple):
 def resolve_late_join(
     init_method: str | None, rank: int, world_size: int, settings: Settings, *, store: Any = None
 ) -> Rendezvous:
-    """Return the parameters of a join of a process that waits for a running job's world to grow.
-
-    Args:
-        init_method, store: see resolve_init_method.
-        rank, world_size: -1; the growth has them.
-        settings: the process's settings.
-
-    Raises:
-        TypeError: the init method is not a string.
-        ValueError: a rank, a world size or a store is given, or a value is missing or invalid.
-        DistNetworkError: there is no route to the gateway.
-    """
+    """Return the parameters of a join of a process that waits for a running job's world to grow."""
     if not isinstance(init_method, str | None):
         raise TypeError(f"init_method must be a URL, tcp://host:port for example, got {init_method!r}")
     method = init_method or "env://"
@@ -144,15 +127,7 @@ def resolve_init_method(
 def rendezvous_through(
     locator: GatewayLocator, rank: int, world_size: int, hosting: Hosting, *, either: bool = False
 ) -> Rendezvous:
-    """Return the parameters of a join through a locator.
-
-    Args:
-        locator: finds the gateway.
-        rank: this process's rank.
-        world_size: ranks in the job.
-        hosting: the user's choice.
-        either: whether ``auto`` leaves the choice to the gateway.
-    """
+    """Return the parameters of a join through a locator; ``either``: ``auto`` leaves the choice to the gateway."""
     chosen = hosting if hosting != "auto" else None if either else "embedded"
     return Rendezvous(rank, world_size, locator.job, locator.find, locator.bind_host, chosen, locator.close)
 

@@ -20,14 +20,7 @@ _ANY_PORT = 9
 
 
 class _RankInfo(NamedTuple):
-    """The contribution of a rank to the exchange of all ranks.
-
-    Attributes:
-        host: host id, equal for ranks of one host.
-        name: host name.
-        configured: whether an init method, a store or the environment defines the rendezvous.
-        problem: an error at this rank, '' if there is none.
-    """
+    """The contribution of a rank to the exchange of all ranks."""
 
     host: str
     name: str
@@ -47,11 +40,6 @@ def mpi_rendezvous(
     Args:
         init_method, rank, world_size, settings, options: as for ``resolve_init_method``; rank and world size come from
             MPI, and must equal it if they are passed.
-
-    Raises:
-        ValueError: rank or world size differ from MPI's, the ranks disagree on the rendezvous, or one should attach to
-            a standalone agent.
-        Exception: as for resolve_init_method.
     """
     comm = mpi().COMM_WORLD
     configured = (
@@ -102,14 +90,12 @@ def _contradiction(rank: int, world_size: int, settings: Settings, own: int, siz
 
 
 def _shared_locator(comm: Any, settings: Settings, ranks: list[_RankInfo]) -> GatewayLocator:
-    """Host the gateway at rank 0 and broadcast its address.
-
-    Raises:
-        DistError, ValueError: rank 0 cannot host the gateway; raised at all ranks.
-    """
+    """Host the gateway at rank 0 and broadcast its address."""
     if comm.rank:
         url, failure = comm.bcast(None)
-        _raise(failure)
+        if failure is not None:
+            code, message = failure
+            raise from_code(code, message) if code else ValueError(message)
         place = urlsplit(url)
         return KnownGateway(url, str(place.hostname), int(place.port or 0), settings)
     try:
@@ -134,9 +120,3 @@ def _gateway_host(settings: Settings, ranks: list[_RankInfo]) -> str:
         if settings.interface is not None:
             raise
         return ranks[0].name  # MPI's name of a host need not be resolvable
-
-
-def _raise(failure: tuple[str, str] | None) -> None:
-    if failure is not None:
-        code, message = failure
-        raise from_code(code, message) if code else ValueError(message)

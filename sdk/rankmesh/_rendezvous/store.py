@@ -26,12 +26,6 @@ class StoreLocator(GatewayLocator):
     Args:
         store: has ``set(key, value)``, ``get(key)`` and ``wait(keys, timeout)``, as torch's stores and ours;
             ``check(keys)`` is used if it exists.
-        rank: this process's rank.
-        settings: the process's settings.
-
-    Raises:
-        ValueError: rank 0 would listen beyond loopback without a token.
-        DistNetworkError: rank 0 cannot listen, or the store fails.
     """
 
     def __init__(self, store: Any, rank: int, settings: Settings) -> None:
@@ -83,11 +77,7 @@ class StoreLocator(GatewayLocator):
 
 
 def torchrun_store(host: str, port: int) -> Any:
-    """Return torchrun's store, which listens at MASTER_ADDR and MASTER_PORT.
-
-    Raises:
-        DistNetworkError: the store is unreachable.
-    """
+    """Return torchrun's store, which listens at MASTER_ADDR and MASTER_PORT."""
     from torch.distributed import TCPStore
 
     try:

@@ -26,14 +26,6 @@ class TcpLocator(GatewayLocator):
 
     Args:
         host: the gateway's host; without a rank, an address of one particular host.
-        port: the gateway's port.
-        rank: this process's rank, UNASSIGNED if the gateway assigns one.
-        settings: the process's settings.
-
-    Raises:
-        ValueError: the address is beyond loopback and there is no token, or it is unspecified (0.0.0.0).
-        AddressInUseError: another program listens at the address, and this is rank 0.
-        DistNetworkError: this process should bind the address, but cannot.
     """
 
     def __init__(self, host: str, port: int, rank: int, settings: Settings) -> None:
@@ -91,12 +83,7 @@ class TcpLocator(GatewayLocator):
 
 
 def _is_local_address(host: str) -> bool:
-    """Return whether an address belongs to this host.
-
-    Raises:
-        ValueError: the address is unspecified, so it does not identify the gateway's host.
-        DistNetworkError: the address cannot be resolved.
-    """
+    """Return whether an address belongs to this host."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
     except (socket.gaierror, UnicodeError) as error:

@@ -46,16 +46,7 @@ _log = logging.getLogger("rankmesh")
 
 
 def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Agent | RemoteAgent:
-    """Return the agent that carries this process's rank; it has joined the job.
-
-    Args:
-        rendezvous: the gateway and the rank to join with.
-        settings: the settings in the environment.
-        timeout: seconds for the join, and the default for calls.
-
-    Raises:
-        DistNetworkError: the join failed, or there is no agent to attach to; see its subclasses.
-    """
+    """Return the agent that carries this process's rank; it has joined the job."""
     if rendezvous.hosting != "embedded":
         attached = _attached(rendezvous, settings, timeout)
         if attached is not None:
@@ -134,22 +125,7 @@ def _offered(
     deadline: Deadline,
     failure: DistNetworkError | None,
 ) -> AgentHeartbeat | None:
-    """Request an agent from the gateway until there is one.
-
-    Args:
-        gateway: client of the gateway.
-        rendezvous: the gateway's address.
-        settings: the settings in the environment.
-        deadline: end of the attempts.
-        failure: error of the last agent that was offered.
-
-    Returns:
-        None if no agent is registered and an embedded one is allowed.
-
-    Raises:
-        GatewayUnreachableError: there is no gateway.
-        DistNetworkError: there is no free agent; names the processes that hold them.
-    """
+    """Request an agent until the gateway offers one; None if none is registered and an embedded one is allowed."""
     warning = Deadline(_WARNING_SECONDS)
     reason = ""
     while True:

@@ -26,7 +26,6 @@ class Engines(NamedTuple):
         host: for arrays in host memory: ``mesh``, ``mpi`` or a registered name.
         device: for arrays on GPUs: ``nccl``; ``host``, through host memory; ``auto``, which is ``nccl`` if available
             and else ``host``.
-        name: the value of get_backend().
     """
 
     host: str = "mesh"
@@ -126,10 +125,6 @@ def resolve(backend: str | None) -> Engines:
 
     Args:
         backend: a name, or ``device:name`` pairs with commas; None for the mesh, and NCCL if available.
-
-    Raises:
-        ValueError: the string cannot be parsed, names no backend, or NCCL for arrays in host memory.
-        DistBackendError: a backend is not available here; names the reason and the available ones.
     """
     if backend is None:
         return Engines()
@@ -155,11 +150,7 @@ def resolve(backend: str | None) -> Engines:
 
 
 def require_available(name: str) -> None:
-    """Refuse a backend that is not available here.
-
-    Raises:
-        DistBackendError: names the reason and the available backends.
-    """
+    """Refuse a backend that is not available here."""
     reason = _unavailable_reason(name)
     if reason:
         usable = [other for other in _known() if not _unavailable_reason(other)]
@@ -173,11 +164,7 @@ def check_growth(engines: Engines) -> None:
 
 
 def _by_device(backend: str) -> dict[str, str]:
-    """Return the names in a backend string by device; a name alone is for all devices, and its key is ``''``.
-
-    Raises:
-        ValueError: the string cannot be parsed.
-    """
+    """Return the names in a backend string by device; a name alone is for all devices, and its key is ``''``."""
     parts = backend.split(",") if ":" in backend else [backend]
     pairs = [tuple(word.strip() for word in part.split(":")) for part in parts]
     found = {pair[0] if len(pair) > 1 else "": pair[-1] for pair in pairs}

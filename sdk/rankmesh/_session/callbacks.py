@@ -38,11 +38,7 @@ class RemovableHandle:
 
 
 class FailureCallbacks:
-    """Callbacks of one session. For several threads.
-
-    Args:
-        agent: this rank's.
-    """
+    """Callbacks of one session. For several threads."""
 
     def __init__(self, agent: Agent | RemoteAgent) -> None:
         self._agent = agent

@@ -14,23 +14,14 @@ from rankmesh_agent.group.communicator import Communicator
 
 
 def for_collectives(group: Group, device: int) -> Communicator:
-    """Return the communicator for collectives on arrays on a GPU; the host's if they go through host memory.
-
-    Raises:
-        DistBackendError: the requested backend cannot be used; names the reason.
-        CollectiveTimeoutError: a rank did not pass an array on a GPU in time; names it.
-    """
+    """Return the communicator for collectives on arrays on a GPU; the host's if they go through host memory."""
     found = cast(ProcessGroup, require_session().group if group is None else group)
     selector = found._communicator.gpus or _selector(found)
     return communicator_of(group) if selector is None else selector.for_collectives(device)
 
 
 def for_messages(group: Group, device: int, peer: int | None) -> Communicator:
-    """Return the communicator for messages of arrays on a GPU to or from a group rank (None: any).
-
-    Raises:
-        ValueError: the sender may be any rank, or the peer is this rank, and arrays do not go through host memory.
-    """
+    """Return the communicator for messages of arrays on a GPU to or from a group rank (None: any)."""
     selector = _selector(group)
     if peer is None and selector is not None:
         raise ValueError(

@@ -214,18 +214,7 @@ def shrink_group(
 
 
 def check_ranks(ranks: Any, name: str, size: int, of: str) -> list[int]:
-    """Return an argument as a list of ranks.
-
-    Args:
-        ranks: the argument.
-        name: its name.
-        size: number of ranks there are.
-        of: description of these ranks.
-
-    Raises:
-        TypeError: it is not a list of integers.
-        ValueError: it is empty, or has a rank twice or out of range.
-    """
+    """Return an argument as a list of ranks."""
     try:
         found = [as_int(rank, f"a rank of {name}") for rank in iter(ranks)]
     except TypeError as error:

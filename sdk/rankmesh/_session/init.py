@@ -21,7 +21,7 @@ from rankmesh_agent.net.descriptors import convert_emfile
 from rankmesh_agent.net.greenlets import refuse_greenlets
 
 if TYPE_CHECKING:
-    from rankmesh._stores.agent import AgentStore as Store
+    from rankmesh._stores.commands import AgentStore as Store
 
 default_pg_timeout: Final = timedelta(minutes=30)
 """Default time an operation may take, as in torch.distributed; RANKMESH_TIMEOUT (seconds) changes it."""

@@ -14,15 +14,7 @@ _MAX_CHARACTERS = 500
 
 
 class ProcessExit(NamedTuple):
-    """How a process ends.
-
-    Attributes:
-        reason: the failure that ends it, empty if there is none.
-        raised: whether an exception ends it.
-        error: that exception, or its explicit cause, if it is one of RankMesh's.
-        exit_text: how it ends without a failure.
-        place: the innermost line of the user's code that an exception passed through.
-    """
+    """How a process ends; ``error``: that exception, or its explicit cause, if it is one of RankMesh's."""
 
     reason: str = ""
     raised: bool = False
@@ -62,11 +54,7 @@ def skip_collection() -> None:
 
 
 def at_destroy(error: BaseException | None) -> ProcessExit:
-    """Return how the process leaves by destroy_process_group.
-
-    Args:
-        error: the exception that is being handled, or propagates through a ``finally``; None if there is none.
-    """
+    """Return how the process leaves by destroy_process_group, by the exception that propagates, if there is one."""
     if error is None:
         return ProcessExit()
     text = f"it called destroy_process_group after {_text(error)}"

@@ -13,11 +13,7 @@ from rankmesh_agent.config.settings import Settings
 
 
 def as_int(number: Any, name: str) -> int:
-    """Return an integer.
-
-    Raises:
-        TypeError: ``number`` is not an integer.
-    """
+    """Return an integer; TypeError names any other object."""
     if type(number) is int:
         return number
     if isinstance(number, bool) or not hasattr(number, "__index__"):
@@ -26,11 +22,7 @@ def as_int(number: Any, name: str) -> int:
 
 
 def require_member(group: Group) -> ProcessGroup:
-    """Return the group itself, the default group for None.
-
-    Raises:
-        ValueError: this process is not a member, or init_process_group has not been called.
-    """
+    """Return the group itself, the default group for None; ValueError if this process is not a member."""
     if group is None:
         return require_session().group
     if isinstance(group, NonMember):

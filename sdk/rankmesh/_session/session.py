@@ -30,7 +30,7 @@ from rankmesh_agent.wire.goodbye import Goodbye
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
-    from rankmesh._stores.agent import AgentStore as Store
+    from rankmesh._stores.commands import AgentStore as Store
     from rankmesh_agent.agent import Agent
     from rankmesh_agent.group.communicator import Communicator
     from rankmesh_agent.remote.agent import RemoteAgent
@@ -46,15 +46,11 @@ class Session:
     """The agent, process groups, and store of one init_process_group.
 
     Attributes:
-        group: the default group.
-        groups: the other groups that this process is a member of.
-        callbacks: called when a rank of the default group fails.
         joined_for_store: whether the session was joined to provide torch's store, and ends with torch's group.
-        failure_file: see Settings.
     """
 
     joined_for_store = False
-    failure_file = ""
+    failure_file = token = ""
 
     def __init__(self, agent: Agent | RemoteAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
         self.agent = agent
@@ -79,12 +75,7 @@ class Session:
         return group
 
     def drop_group(self, group: ProcessGroup, how: Goodbye = _DESTROYED) -> None:
-        """End a group at this rank.
-
-        Args:
-            group: the group.
-            how: for the errors of members that wait for this rank in the group.
-        """
+        """End a group at this rank."""
         self.groups = [other for other in self.groups if other is not group]
         if group._communicator.gpus is not None:
             group._communicator.gpus.end(in_order=how.failure is None)
@@ -95,11 +86,7 @@ class Session:
     ) -> ProcessGroup:
         """Make a group of the remaining ranks of the mesh in place of a group; see shrink_group.
 
-        Args:
-            old: the group; all groups end with the default group.
-            remaining: ranks of the new group, in the mesh.
-            excluded: the other group ranks of ``old``.
-            pg_options: see new_group.
+        All groups end with the default group. ``excluded`` are group ranks of ``old``.
         """
         comm = old._communicator
         named = tuple(comm.global_ranks[rank] for rank in excluded)
@@ -116,7 +103,7 @@ class Session:
 
     def grow(self, world_size: int, seconds: float) -> ProcessGroup:
         """Make a larger world in place of the default group; see grow_group."""
-        from rankmesh._stores.agent import move_stores
+        from rankmesh._stores.commands import move_stores
 
         larger = self.agent.grow(world_size, seconds)
         with lock, interrupts_deferred():
@@ -137,13 +124,7 @@ class Session:
         return self.group
 
     def _failure_of(self, comm: Communicator, excluded: Sequence[int], named: Sequence[int]) -> DistError | None:
-        """Return the failure that names a rank to be excluded, None if there is none.
-
-        Args:
-            comm: the group.
-            excluded: group ranks.
-            named: their numbers in errors.
-        """
+        """Return the failure that names a rank to be excluded, None if there is none."""
         found = (
             comm.failure,
             sys.exception(),
@@ -188,7 +169,7 @@ class Session:
     def store(self) -> Store:
         """The job's own store, with the default group's timeout."""
         from rankmesh._stores import AgentStore
-        from rankmesh._stores.arguments import timedelta_of
+        from rankmesh._stores.methods import timedelta_of
 
         return AgentStore(self.agent, timedelta_of(self.group._communicator.timeout))
 
@@ -223,15 +204,7 @@ lock = threading.RLock()
 def join(
     rendezvous: Rendezvous, settings: Settings, timeout: float, engines: Engines | None = None, pg_options: Any = None
 ) -> Session:
-    """Join a job; anything hosted for it ends if that fails. The session ends with the process.
-
-    Args:
-        rendezvous: the gateway and the rank to join with.
-        settings: the settings in the environment.
-        timeout: seconds for the join, and the default for calls.
-        engines: the backends of the default group, from ``resolve``; the default ones if left out.
-        pg_options: for the creator of a registered backend.
-    """
+    """Join a job; anything hosted for it ends if that fails. The session ends with the process."""
     from rankmesh._session.agents import agent_for
 
     settings = replace(settings, job=rendezvous.job)
@@ -257,7 +230,7 @@ def join(
         agent.close(f"its backend {engines.host!r} could not be made: {type(error).__name__}: {error}"[:500])
         rendezvous.close()
         raise
-    session.failure_file = settings.failure_file
+    session.failure_file, session.token = settings.failure_file, settings.job_token
     if not _sessions:
         atexit.register(leave_at_exit)
     _sessions.append(session)
@@ -291,23 +264,14 @@ def leave(session: Session) -> None:
 
 
 def require_session() -> Session:
-    """Return the default session.
-
-    Raises:
-        ValueError: init_process_group has not been called.
-    """
+    """Return the default session; ValueError before init_process_group."""
     if _default is None:
         raise ValueError(_not_initialized)
     return _default
 
 
 def communicator_of(group: Group) -> Communicator:
-    """Return a group's communicator for arrays in host memory.
-
-    Raises:
-        ValueError: init_process_group has not been called.
-        TypeError: ``group`` is not a group that this process is a member of.
-    """
+    """Return a group's communicator for arrays in host memory; TypeError for anything but a group of this process."""
     if group is None:
         if _default is None:
             raise ValueError(_not_initialized)

@@ -7,10 +7,9 @@ another process, ``file`` in a file. ``prefix`` wraps any store, also those of t
 
 from __future__ import annotations
 
-from rankmesh._stores.agent import AgentStore
 from rankmesh._stores.base import Store
+from rankmesh._stores.commands import AgentStore, HashStore
 from rankmesh._stores.file import FileStore
-from rankmesh._stores.hash import HashStore
 from rankmesh._stores.prefix import PrefixStore
 from rankmesh._stores.tcp import TCPStore
 

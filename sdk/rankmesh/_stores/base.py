@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 from rankmesh._stores import methods
-from rankmesh._stores.arguments import Text, key_of, keys_of, timedelta_of, value_of, values_of
-from rankmesh._stores.methods import Method
+from rankmesh._stores.methods import Method, Text, key_of, keys_of, timedelta_of, value_of, values_of
 from rankmesh_agent.wire.errors import UnsupportedStoreError
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import weakref
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankmesh._stores.base import Store
+from rankmesh._stores.base import DEFAULT_TIMEOUT, Store
 from rankmesh._stores.methods import Method
 from rankmesh_agent.store import store as agent_store
 from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.store import LocalStore
+from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import (
     DistStoreError,
     KeyNotFoundError,
@@ -18,6 +20,10 @@ from rankmesh_agent.wire.errors import (
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
+
+if TYPE_CHECKING:
+    from rankmesh_agent.agent import Agent
+    from rankmesh_agent.remote.agent import RemoteAgent
 
 _MIN_SECONDS = 1.0
 """Least time limit of a call that does not wait: a shorter timeout is meant for keys that may be missing."""
@@ -79,11 +85,7 @@ class CommandStore(Store):
 
 
 class UnusableStore(agent_store.Store):
-    """Stands in for a store that is closed, or belongs to another process.
-
-    Args:
-        reason: the message of the error that every call raises.
-    """
+    """Stands in for a store that is closed, or belongs to another process."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -92,7 +94,60 @@ class UnusableStore(agent_store.Store):
         raise DistStoreError(self._reason)
 
 
+class HashStore(CommandStore):
+    """A store for the threads of one process; other processes do not see its keys."""
+
+    def __init__(self) -> None:
+        super().__init__(LocalStore(Table()), DEFAULT_TIMEOUT)
+
+    def clone(self) -> HashStore:
+        found = HashStore()
+        found._store, found._timeout = self._store, self._timeout
+        return found
+
+    def __repr__(self) -> str:
+        return "HashStore()"
+
+
+class AgentStore(CommandStore):
+    """The keys that all agents of a job serve under ``/v1/store``; ``timeout``: default time limit of calls."""
+
+    def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
+        self._agent = agent
+        super().__init__(agent.store, timeout)
+        _open.add(self)
+
+    def clone(self) -> AgentStore:
+        return AgentStore(self._agent, self.timeout)
+
+    def _move(self, agent: Agent | RemoteAgent) -> None:
+        """Use the store of another epoch from now on, unless this one is closed."""
+        if self._finalizer.alive:
+            self._finalizer()
+            self._agent = agent
+            self._use(agent.store)
+
+    def _use(self, store: agent_store.Store) -> None:
+        self._store = store
+        self._finalizer = weakref.finalize(self, bool)  # the agent closes it
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._use(UnusableStore(f"{self!r} belongs to the process that was forked, which is the rank"))
+
+    def __repr__(self) -> str:
+        return f"the store of rank {self._agent.member.rank}'s job"
+
+
 _stores: weakref.WeakSet[CommandStore] = weakref.WeakSet()
+_open: weakref.WeakSet[AgentStore] = weakref.WeakSet()
+
+
+def move_stores(before: Agent | RemoteAgent, after: Agent | RemoteAgent) -> None:
+    """Have the stores of an agent be those of the rank's agent in the next epoch."""
+    for store in list(_open):
+        if store._agent is before:
+            store._move(after)
 
 
 def _after_fork() -> None:

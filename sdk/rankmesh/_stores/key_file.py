@@ -44,11 +44,6 @@ class KeyFile(Table):
 
     Args:
         path: the file; created if needed, in a directory that exists.
-        user: whether to count this connection among the file's users.
-
-    Raises:
-        DistStoreError: the file cannot be used, or is not one of this class. All methods raise it, too.
-        StoreTimeoutError: other processes held the file's lock for a minute. All methods raise it, too.
     """
 
     def __init__(self, path: str, *, user: bool = False) -> None:

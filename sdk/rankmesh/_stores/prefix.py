@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from rankmesh._stores.arguments import timedelta_of
 from rankmesh._stores.base import Store
-from rankmesh._stores.methods import MULTI_GET, MULTI_SET, Method
+from rankmesh._stores.methods import MULTI_GET, MULTI_SET, Method, timedelta_of
 from rankmesh_agent.wire.errors import UnsupportedStoreError
 
 T = TypeVar("T")

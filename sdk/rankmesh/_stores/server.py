@@ -13,7 +13,7 @@ from rankmesh_agent.net.descriptors import convert_emfile, raise_limit
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.sockets import BACKLOG, bind, listen_unix
 from rankmesh_agent.store.client import StoreClient
-from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.store import LocalStore
 from rankmesh_agent.store.table import Quota, Table
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
@@ -23,17 +23,7 @@ _WHAT = "the TCPStore serves its keys"
 
 
 class TCPStoreServer:
-    """A store at an address, for as long as an object of this process refers to it.
-
-    Args:
-        listener: a listening socket; this object closes it.
-        settings: the environment's settings.
-        host: a host name that requests may have.
-
-    Attributes:
-        port: its port.
-        table: the keys and values.
-    """
+    """A store at an address, for as long as an object of this process refers to it; it closes the listening socket."""
 
     def __init__(self, listener: socket.socket, settings: Settings, host: str) -> None:
         self.port: int = listener.getsockname()[1]
@@ -50,8 +40,7 @@ class TCPStoreServer:
             self._over_http = StoreClient(self._http.url(), settings.token, unix_socket=unix_socket)
             return create_store_app(self._over_http, token=settings.credentials, names=[host, *self._http.names])
 
-        tables = SingleTable(self.table, settings.credentials)
-        server = StoreServer(tables, settings.credentials, f"rankmesh-store-fast-{self.port}", unix_socket)
+        server = StoreServer(self.table, settings.credentials, f"rankmesh-store-fast-{self.port}", unix_socket)
         self._http.start(make, {Service.STORE: server}, unix_listeners=[unix_listener], on_demand=True)
 
     def acquire(self) -> ServerReference:
@@ -77,11 +66,7 @@ class TCPStoreServer:
 
 
 class ServerReference(LocalStore):
-    """A counted reference to a server in this process, as a store of its keys.
-
-    Args:
-        server: the server.
-    """
+    """A counted reference to a server in this process, as a store of its keys."""
 
     def __init__(self, server: TCPStoreServer) -> None:
         super().__init__(server.table)
@@ -92,20 +77,9 @@ class ServerReference(LocalStore):
 
 
 def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor: int | None) -> ServerReference:
-    """Return a reference to a store that is served at an address.
+    """Return a reference to a store that is served at an address, or by a bound socket, which the server closes.
 
-    Args:
-        host: name or address to listen on.
-        port: port to listen on, 0 for any free one.
-        settings: the environment's settings.
-        shared: whether to share one server with other masters of this process at this address.
-        descriptor: a bound socket to listen on instead; the server closes it.
-
-    Raises:
-        ValueError: the server would listen beyond loopback without a token.
-        AddressInUseError: another socket listens there.
-        DistStoreError: the descriptor's socket is bound to another port.
-        DistNetworkError: the server cannot listen there, or the descriptor is not a socket.
+    ``shared``: with other masters of this process at this address.
     """
     raise_limit()
     with _lock, convert_emfile(f"cannot host a store at {host}:{port}"):

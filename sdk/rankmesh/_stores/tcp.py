@@ -6,9 +6,9 @@ import os
 import time
 from datetime import timedelta
 
-from rankmesh._stores.arguments import timedelta_of
 from rankmesh._stores.base import DEFAULT_TIMEOUT
 from rankmesh._stores.commands import CommandStore
+from rankmesh._stores.methods import timedelta_of
 from rankmesh._stores.server import ServerReference, serve
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline

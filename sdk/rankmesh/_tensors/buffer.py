@@ -18,12 +18,7 @@ _PADDED_ITEMSIZE = 16
 
 
 class Buffer(ABC):
-    """Elements of a tensor that a user passed.
-
-    Args:
-        tensor: the tensor, of any shape.
-        name: the argument's name, for errors.
-    """
+    """Elements of a tensor that a user passed."""
 
     __slots__ = ("name", "tensor")
 
@@ -69,11 +64,7 @@ class Buffer(ABC):
         raise NotImplementedError
 
     def flat_in(self, on_device: bool = False) -> Array:
-        """Return the elements to be sent: one-dimensional and contiguous; a copy only if the tensor's are not.
-
-        Args:
-            on_device: return a DeviceArray.
-        """
+        """Return the elements to be sent: one-dimensional and contiguous; a copy only if the tensor's are not."""
         if on_device:
             device_array: Array = self.device_array()[0]
             return device_array

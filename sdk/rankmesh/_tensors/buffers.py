@@ -25,7 +25,6 @@ def buffer_of(tensor: Any, name: str) -> Buffer:
     Args:
         tensor: NumPy array; torch tensor; CuPy array; object that exports a buffer (bytearray, array.array, mmap,
             ctypes array), DLPack, or ``__array__``.
-        name: the argument's name, for errors.
     """
     return _kind_of(tensor)(tensor, name)
 
@@ -60,16 +59,7 @@ def device_of(tensor: Any) -> int | None:
 
 
 def flat_in(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
-    """Return a tensor's elements to be sent: see Buffer.flat_in.
-
-    Args:
-        tensor: see buffer_of.
-        name: the argument's name, for errors.
-        comm: the communicator of the call; one for GPUs takes DeviceArrays.
-
-    Raises:
-        TypeError, ValueError: its elements cannot be communicated.
-    """
+    """Return a tensor's elements to be sent: see Buffer.flat_in."""
     on_device = comm is not None and comm.on_device
     if type(tensor) is np.ndarray and not on_device:  # nearly all: without a Buffer
         array: Array = tensor
@@ -79,17 +69,7 @@ def flat_in(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
 
 
 def flat_out(tensor: Any, name: str, comm: Communicator | None = None) -> tuple[Array, WriteBack | None]:
-    """Return memory for a result, holding the tensor's elements, and what copies it back: see Buffer.flat_out.
-
-    Args:
-        tensor: see buffer_of; writable.
-        name: the argument's name, for errors.
-        comm: the communicator of the call; one for GPUs takes DeviceArrays.
-
-    Raises:
-        TypeError: its elements cannot be communicated.
-        ValueError: it is read-only, or some of its elements share memory.
-    """
+    """Return memory for a result, holding the tensor's elements, and what copies it back: see Buffer.flat_out."""
     on_device = comm is not None and comm.on_device
     if type(tensor) is np.ndarray and not on_device:  # nearly all: without a Buffer
         array: Array = tensor

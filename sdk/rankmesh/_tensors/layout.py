@@ -27,11 +27,7 @@ class Layout(NamedTuple):
 
 
 def supported(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
-    """Return a dtype in this machine's byte order.
-
-    Raises:
-        TypeError: arrays of the dtype cannot be communicated.
-    """
+    """Return a dtype in this machine's byte order."""
     if dtype in SUPPORTED:
         return dtype
     if not dtype.isnative and (native := dtype.newbyteorder("=")) in SUPPORTED:
@@ -44,11 +40,7 @@ def supported(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
-    """Return the shape of a tensor, or of an object that exports a buffer.
-
-    Raises:
-        TypeError: the object has none.
-    """
+    """Return the shape of a tensor, or of an object that exports a buffer."""
     shape = getattr(tensor, "shape", None)
     if shape is not None:
         return tuple(shape)
@@ -72,11 +64,7 @@ def type_name(obj: Any) -> str:
 
 
 def refuse_overlap(layout: Layout, name: str) -> None:
-    """Refuse to write to an array of which two elements share a byte.
-
-    Raises:
-        ValueError: two elements overlap.
-    """
+    """Refuse to write to an array of which two elements share a byte."""
     if _overlaps(layout):
         raise ValueError(
             f"{name} has elements that share memory (it is expanded, or its strides overlap), and the operation writes "

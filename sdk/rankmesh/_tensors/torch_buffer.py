@@ -58,11 +58,7 @@ class TorchBuffer(Buffer):
         return DeviceArray(plain.data_ptr(), plain.numel(), dtype, device, plain, TorchStreams(torch)), write_back
 
     def _plain(self, torch: Any) -> Any:
-        """Return the tensor without its autograd history.
-
-        Raises:
-            TypeError: the tensor is sparse, quantized, nested, or on another device.
-        """
+        """Return the tensor without its autograd history."""
         tensor, name = self.tensor, self.name
         if tensor.is_meta:
             raise TypeError(f"{name} is a torch tensor on device meta, which has no data to communicate")

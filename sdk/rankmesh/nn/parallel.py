@@ -35,11 +35,11 @@ class DistributedDataParallel:
                 "DistributedDataParallel is torch's, and torch is not installed: pip install 'rankmesh[torch]', or use "
                 "rankmesh.nn.GradientBucketer with NumPy arrays"
             ) from error
-        default_group = import_module("rankmesh.torch._default_group")
+        functions = import_module("rankmesh.torch._functions")
         if process_group is None:
-            default_group.ensure_default_group()
+            functions.ensure_default_group()
         else:
-            process_group = default_group.torch_group(process_group)
+            process_group = functions.torch_group(process_group)
         backend = torchs.get_backend(process_group) if torchs.is_initialized() else None
         if backend != "rankmesh":
             found = "there is none" if backend is None else f"this one has the backend {backend!r}"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessGroup", "Store", "monitored_barrier", "new_process_group", "register", "replace_gloo", "split_group"]
 
+_OLDEST = (2, 7)
 _MODULES = {
     "ProcessGroup": "_group",
     "Store": "_store",
@@ -47,12 +48,10 @@ def register() -> None:
     import torch
     import torch.distributed as c10d
 
-    from rankmesh.torch._versions import refuse_older
-
     if not c10d.is_available() or hasattr(c10d.Backend, "RANKMESH"):
         return
     if not getattr(torch.__spec__, "_initializing", False):
-        refuse_older()
+        _refuse_older()
     c10d.Backend.register_backend("rankmesh", _create, extended_api=True, devices=["cpu"])
     _take_over_env()
     if replaces_gloo(os.environ):
@@ -61,10 +60,20 @@ def register() -> None:
         replace_gloo()
 
 
-def _create(options: Any, backend_options: Any) -> Any:
-    from rankmesh.torch._versions import refuse_older
+def _refuse_older() -> None:
+    """Raise ImportError if this version of torch is too old."""
+    import torch
 
-    refuse_older()
+    if tuple(map(int, torch.__version__.split(".")[:2])) < _OLDEST:
+        needed = ".".join(map(str, _OLDEST))
+        raise ImportError(
+            f"backend 'rankmesh' needs torch {needed} or newer, but this is torch {torch.__version__}: "
+            f"pip install 'torch>={needed}'; NumPy arrays need no torch: import rankmesh as dist"
+        )
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    _refuse_older()
     from rankmesh.torch._factory import create
 
     return create(options, backend_options)
@@ -133,9 +142,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from rankmesh.torch._versions import refuse_older
-
-    refuse_older()
+    _refuse_older()
     public = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     public.__module__ = __name__
     return public

@@ -21,23 +21,15 @@ from torch.autograd.graph import increment_version
 import rankmesh
 import rankmesh._session.debug as _debug
 from rankmesh._collectives.arguments import Timeout
-from rankmesh._collectives.call_recorder import CallRecorder, is_recording
+from rankmesh._collectives.coalescing import CallRecorder, is_recording
 from rankmesh._session.process_group import ProcessGroup as MeshGroup
 from rankmesh._tensors.torch_buffer import flat_array
 from rankmesh.torch._device_backend import backend_names
 from rankmesh.torch._errors import to_torch_error, translating
-from rankmesh.torch._patches import untraced
+from rankmesh.torch._patches import complete_options, untraced
 from rankmesh.torch._sparse import all_reduce_sparse
-from rankmesh.torch._versions import complete_options
 from rankmesh.torch._work import CompletedWork, MessageWork, PendingWork
-from rankmesh_agent.group.communicator import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BROADCAST,
-    REDUCE,
-    REDUCE_SCATTER,
-    Communicator,
-)
+from rankmesh_agent.group.communicator import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE, REDUCE_SCATTER, Communicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
@@ -122,7 +114,6 @@ def _collective(
     the tensors that the call writes to, and its Works, None in the place of one that has completed.
 
     Args:
-        name: in torch's public functions.
         counts_version: increment the tensors' version, by which autograd notices that they were overwritten: where
             gloo does.
         kind: of the calls that the compiled core may carry out at once: with one tensor, or an output and an input.
@@ -176,12 +167,7 @@ def _device_of(arguments: Any) -> Any:
 
 
 class Collectives:
-    """Collectives and messages of a process group.
-
-    Attributes:
-        mesh: the SDK's group that runs them.
-        comm: the group's communicator.
-    """
+    """Collectives and messages of a process group."""
 
     mesh: MeshGroup
     comm: Communicator

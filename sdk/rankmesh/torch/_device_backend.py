@@ -13,15 +13,6 @@ def new_device_backend(group: Any, store: Any, device: str, timeout: timedelta) 
     """Create the backend that the user named for a device, with the same ranks.
 
     torch creates none beside a process group written in Python; so it is created at the first tensor of the device.
-
-    Args:
-        group: the process group.
-        store: its store.
-        device: the device type.
-        timeout: default timeout of its calls.
-
-    Raises:
-        ValueError: no backend was named for the device.
     """
     name = backend_names(group).get(device)
     if name in (None, "rankmesh"):

@@ -47,10 +47,6 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     Args:
         options: torch's options: store, group_rank, group_size, timeout, group_id, global_ranks_in_group.
         backend_options: the caller's ``pg_options``; only None is supported.
-
-    Raises:
-        DistNetworkError: the ranks did not find each other; the subclass and the message name the cause.
-        ValueError: ``pg_options`` were given; or settings are invalid.
     """
     if backend_options is not None:
         raise ValueError(f"backend 'rankmesh' takes no pg_options, got {backend_options!r}")
@@ -173,9 +169,6 @@ def _wait_for_keys(store: Any, keys: list[str], deadline: Deadline) -> None:
     """Wait for keys of torch's store.
 
     This polls, as neither Ctrl-C nor the deadline would interrupt the store's own wait.
-
-    Raises:
-        JoinTimeoutError: keys are missing at the deadline; names their ranks.
     """
     pause = _MIN_PAUSE
     while not store.check(keys):

@@ -1,4 +1,4 @@
-"""Functions for torch groups over the mesh that torch itself has for gloo alone, or with an accelerator alone."""
+"""Functions for torch groups over the mesh: those that torch has for gloo alone, and its default group of our world."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ import torch.distributed as c10d
 from torch.distributed.constants import default_pg_timeout
 
 from rankmesh._collectives.arguments import Timeout
+from rankmesh._session import session
 from rankmesh._session.groups import check_split
+from rankmesh._session.process_group import NonMember
+from rankmesh._session.process_group import ProcessGroup as MeshGroup
+from rankmesh._session.ranks import get_process_group_ranks, require_member
+from rankmesh._session.session import communicator_of
 from rankmesh.torch._group import ProcessGroup
+from rankmesh.torch._store import fresh_job_store
 
 _splits: Counter[str] = Counter()
 """Number of groups made so far, by members. It is part of a group's name, so that no name is used twice."""
@@ -96,14 +102,52 @@ def new_members_group(
 
 
 def _rankmesh_group(group: Any) -> ProcessGroup | None:
-    """Return a torch group of backend ``rankmesh``, the default group if None; None at ranks that are not members.
-
-    Raises:
-        TypeError: the group has another backend.
-    """
+    """Return a torch group of backend ``rankmesh``, the default group if None; None at ranks that are not members."""
     if group is c10d.GroupMember.NON_GROUP_MEMBER:
         return None
     found = c10d.distributed_c10d._get_default_group() if group is None else group
     if not isinstance(found, ProcessGroup):
         raise TypeError(f"group must be a torch process group of backend 'rankmesh', got one of {found.name()!r}")
     return found
+
+
+_made: ProcessGroup | None = None
+"""The default group that this module created last."""
+_made_of: object = None
+"""The agent of its session then: another one if the world has grown since."""
+
+
+def ensure_default_group() -> None:
+    """Create torch's default process group from rankmesh's session, unless torch has one or there is no session.
+
+    All ranks call it. ``torch.distributed.destroy_process_group()`` ends the group. A group created earlier, of a
+    session that has ended since, ends here.
+    """
+    global _made, _made_of
+    world = session.current()
+    agent = None if world is None else world.agent
+    if _made is not None and _made is c10d.group.WORLD and (_made.session is not world or _made_of is not agent):
+        c10d.destroy_process_group()
+    if world is None or c10d.is_initialized():
+        return
+    comm = communicator_of(world.group)
+    c10d.init_process_group(
+        "rankmesh",
+        store=fresh_job_store(),
+        rank=comm.rank,
+        world_size=comm.size,
+        timeout=timedelta(seconds=comm.timeout),
+    )
+    _made, _made_of = c10d.group.WORLD, agent
+
+
+def torch_group(group: Any) -> Any:
+    """Return a torch process group with the members of one of rankmesh's groups; any other object unchanged.
+
+    All members of the group call it; while torch has no default group, all ranks of the world.
+    """
+    if not isinstance(group, MeshGroup | NonMember):
+        return group
+    ensure_default_group()
+    ranks = get_process_group_ranks(require_member(group))
+    return new_members_group(sorted(ranks))

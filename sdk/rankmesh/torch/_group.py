@@ -110,6 +110,7 @@ class ProcessGroup(HookedCollectives, c10d.ProcessGroup):
     supports_shrinking = False
     supports_reconfigure = False
     supports_window = False
+    supports_abort_hooks = True
 
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Return False: the group has no allocator for tensors."""

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from rankmesh.torch._collectives import Collectives, _with_options
 from rankmesh.torch._patches import untraced
-from rankmesh.torch._threads import run_in_thread
+from rankmesh.torch._work import run_in_thread
 
 _ROOTED = ("BROADCAST", "REDUCE", "GATHER", "SCATTER")
 """Calls whose hooks are given the root."""
@@ -36,11 +36,7 @@ class Hooks:
 
 
 class HookedCollectives(Collectives):
-    """Collectives that hooks can be registered for.
-
-    Attributes:
-        hooks: the group's.
-    """
+    """Collectives that hooks can be registered for."""
 
     hooks: Hooks
 
@@ -80,11 +76,7 @@ class _CallsHooks:
 
 
 class NanCheck:
-    """Check of the tensors that a rank sends, as torch's NanCheckHook.
-
-    Args:
-        group: whose calls raise RuntimeError for NaN.
-    """
+    """Check of the tensors that a rank sends, as torch's NanCheckHook."""
 
     def __init__(self, group: HookedCollectives) -> None:
         self._group = group
@@ -133,15 +125,17 @@ def _hooked(kind: Any) -> Any:
     """Return a subclass of a group's class whose calls call its hooks: the calls of groups without hooks do not ask."""
     if issubclass(kind, _CallsHooks):
         return kind
-    found = {name: _op_of(name) for name in vars(Collectives) if name[0] != "_" or name.endswith("_base")}
-    methods = {name: _with_hooks(vars(Collectives)[name], op) for name, op in found.items() if op is not None}
+    found = {name: each for name, each in vars(Collectives).items() if name[0] != "_" or name.endswith("_base")}
+    ops = {name: _op_of([alias for alias in found if found[alias] is each]) for name, each in found.items()}
+    methods = {name: _with_hooks(found[name], op) for name, op in ops.items() if op is not None}
     return type(kind.__name__, (_CallsHooks, kind), {**methods, "__module__": kind.__module__})
 
 
-def _op_of(name: str) -> Any:
-    """Return torch's HookOpName of a method, ALLGATHER of all_gather_single, say; None for one without hooks."""
-    name, members = name.replace("_", "").upper(), c10d.HookOpName.__members__
-    return members.get(max((each for each in members if name.startswith(each.replace("_", ""))), key=len, default=""))
+def _op_of(names: list[str]) -> Any:
+    """Return torch's HookOpName of a method with these names, the most exact one; None for one without hooks."""
+    names, members = [name.replace("_", "").upper() for name in names], c10d.HookOpName.__members__
+    found = (each for each in members if any(name.startswith(each.replace("_", "")) for name in names))
+    return members.get(max(found, key=len, default=""))
 
 
 def _with_hooks(method: Callable[..., Any], op: Any) -> Callable[..., Any]:

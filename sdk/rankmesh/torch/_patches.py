@@ -35,6 +35,17 @@ def untraced(function: Function) -> Function:
     return function
 
 
+def complete_options(module: Any) -> None:
+    """Give each call's options ``asyncOp``, which most of them lack in torch 2.7.
+
+    Such calls are queued, and torch waits for the Work of a synchronous one.
+    """
+    for name in ("AllToAll", "Allreduce", "AllreduceCoalesced", "Barrier", "Gather", "Reduce"):
+        kind = getattr(module, f"{name}Options")
+        if not hasattr(kind, "asyncOp"):
+            kind.asyncOp = True
+
+
 @functools.cache
 def keep_reducer_works() -> None:
     """Make DDP's Reducers keep the Python half of a Work, if this torch needs it. Does nothing the second time.

@@ -21,9 +21,7 @@ from rankmesh_agent.net.deadline import seconds_of
 class ReconfigurableGroup(ProcessGroup):
     """A process group that makes no calls before ``reconfigure``.
 
-    Args:
-        options: torch's.
-        join: joins the job of the ranks that meet at a store; takes store, rank, number of ranks and seconds.
+    ``join`` joins the job of the ranks that meet at a store; it takes store, rank, number of ranks and seconds.
     """
 
     supports_reconfigure = True
@@ -64,10 +62,6 @@ class ReconfigurableGroup(ProcessGroup):
 
         Args:
             opts: torch's ``ReconfigureOptions``: uuid, handles, timeout; hints are ignored.
-
-        Raises:
-            DistNetworkError: ranks did not come; the message names them.
-            RuntimeError: the uuid has been used here, the handles lack this process, or the group has other backends.
         """
         if len(set(backend_names(self).values())) > 1:
             raise RuntimeError("reconfigure() changes groups of one backend: this one has multiple backends")

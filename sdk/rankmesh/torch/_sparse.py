@@ -22,13 +22,6 @@ def all_reduce_sparse(tensor: Any, op: Any, group: ProcessGroup, timeout: Timeou
 
     Args:
         tensor: COO tensor, of the same shape, dtype and numbers of sparse and dense dimensions on all ranks.
-        op: SUM.
-        group: the group.
-        timeout: of each of the calls.
-
-    Raises:
-        ValueError: the op is not SUM, or the layout is not COO.
-        Exception: as for all_reduce.
     """
     if op is not ReduceOp.SUM:
         raise ValueError(f"sparse tensors can be summed only, not reduced by {op!r}; pass tensor.to_dense()")

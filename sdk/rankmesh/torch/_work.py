@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
+import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,19 +15,15 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
+from rankmesh._session.session import leave_at_exit
 from rankmesh.torch._errors import to_torch_error, translating
-from rankmesh.torch._threads import run_in_thread
 from rankmesh_agent.group import work as engine
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistError
 
 
 class CompletedWork(c10d.Work):
-    """Work of a call that completed before it returned.
-
-    Args:
-        tensors: the caller's tensors that the call wrote to.
-        source: the source of a receive, as a group rank.
-    """
+    """Work of a call that completed before it returned."""
 
     def __init__(self, tensors: list[Any], source: int | None = None) -> None:
         super().__init__()
@@ -59,11 +60,7 @@ class CompletedWork(c10d.Work):
         return self._tensors
 
     def source_rank(self) -> int:
-        """Return the source of a receive, as a group rank.
-
-        Raises:
-            RuntimeError: this is not a receive.
-        """
+        """Return the source of a receive, as a group rank."""
         if self._source is None:
             raise RuntimeError("source_rank() is only known for a receive")
         return self._source
@@ -79,12 +76,7 @@ class CompletedWork(c10d.Work):
 
 
 class PendingWork(CompletedWork):
-    """Work of an asynchronous call.
-
-    Args:
-        tensors: see CompletedWork.
-        works: the engine's Works, all of which must end.
-    """
+    """Work of an asynchronous call."""
 
     def __init__(self, tensors: list[Any], works: Sequence[engine.Work]) -> None:
         super().__init__(tensors)
@@ -139,13 +131,7 @@ class PendingWork(CompletedWork):
 
 
 class MessageWork(PendingWork):
-    """Work of a point-to-point message.
-
-    Args:
-        tensors: see CompletedWork.
-        work: the engine's Work.
-        global_ranks: of the members, by group rank.
-    """
+    """Work of a point-to-point message; ``global_ranks``: of the members, by group rank."""
 
     def __init__(self, tensors: list[Any], work: engine.Work, global_ranks: Sequence[int]) -> None:
         super().__init__(tensors, [work])
@@ -176,3 +162,57 @@ def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> No
 
     for work in works:
         work.get_future().then(one)
+
+
+# Threads for the callbacks of futures
+
+
+_EXIT_SECONDS = 5.0
+"""Longest wait at exit for running callbacks."""
+_Callbacks = queue.SimpleQueue[Callable[[], None]]
+_idle: list[_Callbacks] = []
+"""Of the threads that have no callback."""
+_running: set[_Callbacks] = set()
+
+
+def run_in_thread(callback: Callable[[], None]) -> None:
+    """Call a function in a thread of its own, which stays for later ones: the start of one takes longer than DDP's.
+
+    A callback may wait for another call of the same group, which needs a thread to complete; so callbacks run neither
+    in the group's worker thread nor one behind another.
+    """
+    try:
+        given = _idle.pop()
+    except IndexError:
+        given = queue.SimpleQueue()
+        threading.Thread(target=_run, args=(given,), name="rankmesh-callback", daemon=True).start()
+    _running.add(given)
+    given.put(callback)
+
+
+def _run(given: _Callbacks) -> None:
+    while True:
+        callback = given.get()
+        try:
+            callback()
+        finally:
+            _running.discard(given)
+        del callback  # with the user's tensors
+        _idle.append(given)
+
+
+def _end() -> None:
+    """Wait for callbacks before Python ends: torch's C++ crashes if they end later.
+
+    The threads are daemons, and the sessions end first; so no callback waits for a rank that never comes.
+    """
+    leave_at_exit()
+    deadline = Deadline(_EXIT_SECONDS)
+    with contextlib.suppress(KeyboardInterrupt):  # Python would print its traceback, and go on
+        while _running and not deadline.expired():
+            time.sleep(0.001)
+
+
+atexit.register(_end)
+for _threads in (_idle, _running):
+    os.register_at_fork(after_in_child=_threads.clear)

@@ -13,7 +13,7 @@ from support.sweep.cover import cells_of, go_through
 from support.sweep.media import OverCommunicator
 from support.threads import LATER, NOW, World, in_threads, world
 
-from rankmesh._collectives.call_recorder import CallRecorder
+from rankmesh._collectives.coalescing import CallRecorder
 from rankmesh_agent.collectives.reduction import combine
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, GroupAbortedError

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rankmesh_agent.membership import heartbeat
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
+from rankmesh_agent.membership import heartbeats
+from rankmesh_agent.membership.heartbeats import HeartbeatThread
 
 DEADLINE = 20.0
 
@@ -80,7 +80,7 @@ def start(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     threads: list[HeartbeatThread] = []
 
     def begin(failures: Failures | None = None, *, interval: float = 3600.0) -> HeartbeatThread:
-        monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", interval)
+        monkeypatch.setattr(heartbeats, "HEARTBEAT_SECONDS", interval)
         threads.append(HeartbeatThread(sender, failures))
         threads[-1].start()
         return threads[-1]
@@ -106,7 +106,7 @@ def test_many_wakes_are_few_heartbeats(start, sender):
         for _ in range(100):
             thread.wake()
         sender.wait_for(count + 1)
-    interval = heartbeat._MIN_INTERVAL_SECONDS
+    interval = heartbeats._MIN_INTERVAL_SECONDS
     assert all(at - began >= interval * number for number, at in enumerate(sender.times, 1))
 
 

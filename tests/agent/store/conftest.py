@@ -19,7 +19,7 @@ from rankmesh_agent.net.sockets import bind, listen_unix, url_of
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Append, CompareSet, Delete, Get, MultiSet, Set
-from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.hello import Service
 
@@ -47,7 +47,7 @@ def server() -> Iterator[tuple[SimpleNamespace, str]]:
 @pytest.fixture
 def store_server(table, server) -> Iterator[StoreServer]:
     """The server of ``table``."""
-    found = StoreServer(SingleTable(table, "secret"), "secret", unix_socket=server[0].unix_socket)
+    found = StoreServer(table, "secret", unix_socket=server[0].unix_socket)
     yield found
     found.close()
 

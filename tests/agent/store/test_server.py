@@ -36,7 +36,7 @@ from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Append, Count, Get, MultiSet, QueuePop, QueuePush, Set, Wait
-from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.credentials import Credentials, for_job
 from rankmesh_agent.wire.errors import (
@@ -400,7 +400,10 @@ class TestWaits:
 
     @pytest.mark.parametrize("closed", ["server", "table"])
     @pytest.mark.parametrize("command", [Get("k", 30.0), Wait(("k",), 30.0), QueuePop("k", 30.0)], ids=["g", "w", "p"])
-    def test_the_server_or_the_store_ends(self, store, table, store_server, threads, waits, command, closed):
+    def test_the_server_or_the_store_ends(
+        self, store, table, store_server, threads, waits, command, closed, monkeypatch
+    ):
+        monkeypatch.setattr(pool, "_ACCEPT_SECONDS", 0.2)
         waiting = [threads.submit(store.execute, command) for _ in range(3)]
         waits("k", 3)
         (store_server if closed == "server" else table).close()
@@ -599,7 +602,7 @@ class TestSeveralStores:
 class TestTheServer:
     def test_it_has_no_thread_before_the_first_client_and_none_after_its_end(self, table):
         before = threading.active_count()
-        idle = StoreServer(SingleTable(table, ""), "")
+        idle = StoreServer(table, "")
         idle.close()
         idle.close()
         ours, theirs = socket.socketpair()

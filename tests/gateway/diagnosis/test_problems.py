@@ -91,7 +91,7 @@ def test_a_finding_is_the_only_problem():
     made = parts(3)
     made["ranks"][2].update(state="suspect", heartbeat_age=4.0)
     made["inflight"][0].update(WAITS)
-    made["groups"][0]["busy"] = {"0": 0.9, "1": 0.9, "2": 0.0}
+    made["ranks"][2]["slow"] = 0.9
     old = overview.finding("rank 2 failed, as the registry does not know any more", kind="failed")
     (found,) = problems(made, [overview.finding("rank 2 has not come"), old])
     assert (found.text, found.kind, found.ranks) == ("rank 2 has not come", "elsewhere", [2])
@@ -107,15 +107,11 @@ def test_only_the_newest_epoch_counts():
 
 def test_a_rank_that_the_others_wait_for_is_a_note():
     made = parts(4)
-    made["groups"][0]["busy"] = {"0": 0.95, "1": 0.93, "2": 0.06, "3": 0.94}
+    made["ranks"][2]["slow"] = 0.87
+    made["ranks"][1]["slow"] = 0.02
     (found,) = problems(made)
     assert (found.severity, found.ranks) == ("note", [2])
-    assert found.text == (
-        "the others wait for rank 2: it spends 6% of its time in the operations of group world of job job, they at "
-        "least 93%"
-    )
-    made["groups"][0]["busy"]["2"] = 0.5
-    assert problems(made) == []
+    assert found.text == "the others wait for rank 2 of job job 87% of the time"
 
 
 def test_a_world_that_forms_has_the_time_since_its_first_rank():

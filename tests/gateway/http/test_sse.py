@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rankmesh_gateway.http import sse
-from rankmesh_gateway.http.sse import stream
+from rankmesh_gateway.http.routes import events
+from rankmesh_gateway.http.routes.events import stream
 from rankmesh_gateway.state.event_log import KEPT_EVENTS, EventLog
 
 pytestmark = pytest.mark.anyio
@@ -36,8 +36,8 @@ async def test_the_first_piece_has_a_position_to_resume_from(log):
 
 
 async def test_snapshots_come_without_an_id_and_comments_while_nothing_happens(log, monkeypatch):
-    monkeypatch.setattr(sse, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(events, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.02)
     with_snapshots = stream(log, log.last, lambda: None, lambda: b"{}")
     without = stream(log, log.last, lambda: None, None)
     for pieces in (with_snapshots, without):

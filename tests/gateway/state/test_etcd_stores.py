@@ -16,6 +16,7 @@ from rankmesh_agent.store.commands import Add, MultiSet, QueuePop, QueuePush, Se
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import DistStoreError
 from rankmesh_agent.wire.store_frames import RequestId
+from rankmesh_gateway.state import etcd_stores as module
 from rankmesh_gateway.state.etcd_stores import EtcdStores
 from rankmesh_gateway.state.store_backend import OutcomeUnknownError
 from rankmesh_gateway.state.store_log import StoreLog
@@ -115,27 +116,30 @@ def test_what_etcd_refuses(etcd, gateway, command, reason):
 
 
 @pytest.mark.slow
-def test_stopped_and_started_again(own, gateway):
+def test_stopped_and_started_again(own, gateway, monkeypatch):
     url = own.url()
     table = gateway(url)
     Set("k", b"before").apply(table)
     own.stop()
+    monkeypatch.setattr(module, "_SECONDS", 1.0)
+    monkeypatch.setattr(module, "_SHORT_SECONDS", 0.2)
     began = time.monotonic()
     with pytest.raises(DistStoreError, match=f"etcd at {url} (cannot be reached|does not answer)"):
         MultiSet((("k", b"after"), ("l", b"after"))).apply(table)
     with pytest.raises(DistStoreError, match=r"cannot be reached, so nothing has changed: .*refused"):
         Add("n").apply(table)
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 3
     assert table.contents() == ({"k": b"before"}, {})
     with pytest.raises(DistStoreError, match="cannot be reached"):
         gateway(url)
+    monkeypatch.undo()
     own.start()
     assert Add("n").apply(table) == 1
     assert table.contents() == gateway(url).contents() == ({"k": b"before", "n": b"1"}, {})
 
 
 @pytest.mark.slow
-def test_a_change_without_an_answer_is_undone(own, gateway):
+def test_a_change_without_an_answer_is_undone(own, gateway, monkeypatch):
     """etcd has received it, and makes it when it goes on, after it has failed."""
     url = own.url()
     table = gateway(url)
@@ -145,8 +149,10 @@ def test_a_change_without_an_answer_is_undone(own, gateway):
     for command in (MultiSet((("k", b"lost"), ("l", b"lost"))), QueuePop("q"), QueuePush("q", b"lost")):
         own.process.send_signal(signal.SIGSTOP)
         table.log.request_id = RequestId(b"n" * 64, 1)
-        with pytest.raises(OutcomeUnknownError, match=r"does not answer: .*timed out"):
-            command.try_execute(table)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_SECONDS", 0.3)
+            with pytest.raises(OutcomeUnknownError, match=r"does not answer: .*timed out"):
+                command.try_execute(table)
         own.process.send_signal(signal.SIGCONT)
         assert table.contents() == ({"k": b"before"}, {"q": [b"first", b"second"]})
         time.sleep(0.5)
@@ -178,8 +184,10 @@ def test_over_tls(tmp_path, gateway, monkeypatch):
     files = tls_of(tmp_path, "127.0.0.1")
     server = Etcd(tmp_path, (Path(files["RANKMESH_TLS_CERT"]), Path(files["RANKMESH_TLS_KEY"])))
     url = server.url().replace("etcd:", "etcds:")
-    with pytest.raises(DistStoreError, match="certificate verify failed"):
-        gateway(url)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_SECONDS", 0.5)
+        with pytest.raises(DistStoreError, match="certificate verify failed"):
+            gateway(url)
     monkeypatch.setenv("SSL_CERT_FILE", files["RANKMESH_TLS_CA"])
     Set("k", b"v").apply(gateway(url))
     assert gateway(url).value("k") == b"v"

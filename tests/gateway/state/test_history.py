@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rankmesh_agent.wire.schemas import GroupInfo, InFlight
+from rankmesh_agent.wire.schemas import GroupInfo, InFlight, ResourceUsage
 from rankmesh_gateway.schemas import HELD_UP_SECONDS, RateSample
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.history import HISTORY_SECONDS, SAMPLE_SECONDS, History
@@ -111,6 +111,48 @@ class TestHeldUpCalls:
         assert [kind for kind, _, _ in new()] == ["call-ended"]
         clock.advance(3)
         assert new() == []
+
+
+class TestSlowRanks:
+    def test_one_that_makes_the_other_wait_and_no_longer_does(self, registry, beat, clock):
+        position, scores = registry.events.last, []
+        for second in range(60):  # rank 0 waits in the first 30 seconds
+            beat(0, world(10 * second, seconds=0.3 * min(second, 30)))
+            beat(1, world(10 * second))
+            registry.poll_timeouts()
+            clock.advance(1)
+            scores.append([rank.slow for rank in registry.ranks()])
+        assert scores[20] == [0.0, pytest.approx(0.3)]
+        found = [(each.kind, json.loads(each.data)) for each in registry.events.since(position)]
+        found = [(kind, data["ranks"], data["detail"]) for kind, data in found if data["detail"].startswith("rank 1")]
+        rank = "rank 1 (host1, pid 101)"
+        assert found == [
+            ("rank-slow", [1], f"{rank} makes the others wait 30% of the time, since 12.0 s ago"),
+            ("rank-in-time", [1], f"{rank} no longer makes the others wait"),
+        ]
+
+    def test_what_it_does_meanwhile(self, registry, beat, ask, clock):
+        for second in range(20):
+            beat(0, world(10 * second, seconds=0.3 * second))
+            body = ask.heartbeat(1, 2)
+            body.groups, body.usage = [world(10 * second)], ResourceUsage(0.6 * second, 0.4 * second, 0)
+            registry.heartbeat(body)
+            registry.poll_timeouts()
+            clock.advance(1)
+        (detail,) = (event.data for event in registry.events.since(0) if event.kind == "rank-slow")
+        assert "; it waits for a core 40% of the time: other programs run on its host" in detail
+
+    def test_one_that_ends_is_not_in_time(self, registry, ask, beat, clock):
+        for second in range(20):
+            beat(0, world(10 * second, seconds=0.3 * second))
+            beat(1, world(10 * second))
+            registry.poll_timeouts()
+            clock.advance(1)
+        registry.leave(ask.leave(1))
+        clock.advance(3)
+        registry.poll_timeouts()
+        assert registry.events.counts()["rank-slow"] == 1
+        assert registry.events.counts()["rank-in-time"] == 0
 
 
 def test_the_share_of_time_in_operations(registry, beat, clock):

@@ -1,4 +1,4 @@
-"""The launchers of a job on several nodes, and what they agree on."""
+"""The launchers of a job on several nodes: texts, limits, times; sdk/launcher/test_node_rendezvous.py has a model."""
 
 from __future__ import annotations
 
@@ -21,125 +21,6 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_gateway.state import launchers as module
 from rankmesh_gateway.state.launchers import LauncherRegistry
 from rankmesh_gateway.state.validation import GatewayFullError, InvalidRequestError
-
-
-class Job:
-    def __init__(self, nodes: int = 2, most: int = 2) -> None:
-        self.clock = Clock()
-        self.table = LauncherRegistry(self.clock, threading.Lock())
-        self.nodes, self.most = nodes, most
-
-    def beat(self, node: int, attempt: int = 0, state="running", *, life: int = 1) -> tuple[int, bool]:
-        beat = LauncherHeartbeat(
-            "job", node, self.nodes, f"n{node}-{life}", attempt, state, self.most, restarts=max(0, attempt)
-        )
-        reply = self.table.heartbeat(beat)
-        return reply.attempt, reply.over
-
-
-@pytest.fixture
-def job() -> Job:
-    return Job()
-
-
-def test_the_first_failure_of_an_attempt_restarts_the_job(job):
-    assert job.beat(0) == job.beat(1) == (0, False)
-    assert job.beat(1, 0, "failed") == (1, False)
-    assert job.beat(0, 0, "failed") == (1, False), "of the same attempt"
-    assert job.beat(0, 1) == (1, False)
-    assert job.beat(0, 1, "failed") == (2, False)
-    assert job.beat(1, 1) == (2, False)
-
-
-def test_the_restarts_are_used_up(job):
-    job.beat(0)
-    job.beat(1, 2)
-    assert job.beat(1, 2, "failed") == (2, True)
-    assert not job.table.all_know_end("job")
-    assert job.beat(0, 1) == (2, True)
-    assert job.table.all_know_end("job")
-
-
-def test_all_nodes_have_ended(job):
-    assert job.beat(0, 0, "ended") == (0, False)
-    assert job.beat(1) == (0, False)
-    assert job.beat(1, 0, "ended") == (0, True)
-    assert job.beat(0, 0, "ended") == (0, True)
-
-
-def test_a_node_that_has_ended_is_part_of_the_next_attempt(job):
-    job.beat(0, 0, "ended")
-    job.beat(1, 0, "failed")
-    assert job.beat(0, 0, "ended") == (1, False)
-    assert job.beat(1, 1, "ended") == (1, False), "node 0 has not, in this attempt"
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_silent_launcher_is_not_waited_for_after_the_end_of_the_others(job, known):
-    if known:
-        job.beat(1)
-    job.clock.advance(2 * FAILED_SECONDS)
-    assert job.beat(0) == (0, False), "silence alone is no failure"
-    assert job.beat(0, 0, "ended") == (0, False)
-    job.clock.advance(FAILED_SECONDS - 1)
-    assert job.beat(0, 0, "ended") == (0, False)
-    job.clock.advance(1)
-    assert job.beat(0, 0, "ended") == (0, True)
-
-
-def test_a_signal_ends_the_job_for_all(job):
-    job.beat(0)
-    assert job.beat(1, 0, "stopped") == (0, True)
-    assert job.beat(0, 0, "failed") == (0, True), "no restart"
-    assert job.table.all_know_end("job")
-
-
-def test_who_is_silent_need_not_know_the_end(job):
-    job.beat(0)
-    job.clock.advance(SUSPECT_SECONDS + 1)
-    job.beat(1, 0, "stopped")
-    assert job.table.all_know_end("job")
-    assert job.table.all_know_end("another")
-
-
-def test_a_launcher_that_is_replaced_has_failed(job):
-    job.beat(0)
-    job.beat(1)
-    assert job.beat(1, STARTING, "waiting", life=2) == (1, False)
-    assert job.beat(0) == (1, False)
-
-
-def test_a_launcher_that_comes_back_after_the_restart_joins_it(job):
-    job.beat(1)
-    job.beat(0, 0, "failed")
-    assert job.beat(1, STARTING, "waiting", life=2) == (1, False)
-    assert job.beat(1, 1, life=2) == (1, False)
-
-
-def test_a_gateway_that_was_started_anew_learns_the_attempt(job):
-    assert job.beat(0) == (0, False)
-    assert job.beat(1, 1) == (1, False)
-    assert job.beat(0) == (1, False)
-
-
-@pytest.mark.parametrize(("nodes", "node", "attempt"), [(2, 2, 0), (0, 0, 0), (2, -1, 0)])
-def test_invalid_values(job, nodes, node, attempt):
-    job.nodes = nodes
-    with pytest.raises(InvalidRequestError):
-        job.beat(node, attempt)
-
-
-def test_jobs_without_live_launchers_make_room(job, monkeypatch):
-    monkeypatch.setattr(module, "MAX_JOBS", 1)
-    job.beat(0)
-    other = LauncherHeartbeat("other", 0, 2, "x", 0, "running", 0)
-    with pytest.raises(GatewayFullError):
-        job.table.heartbeat(other)
-    job.clock.advance(FAILED_SECONDS)
-    job.table.heartbeat(other)
-
-
-# Nodes that may change
 
 
 class Nodes:
@@ -182,13 +63,6 @@ class Nodes:
 
 def place(reply: LauncherReply) -> tuple[int, int, int, int]:
     return reply.attempt, reply.node, reply.nodes, reply.restarts
-
-
-def test_the_maximum_of_nodes_starts_at_once():
-    nodes = Nodes(1, 3)
-    assert [nodes.beat(name, "waiting").nodes for name in "ab"] == [0, 0]
-    assert place(nodes.beat("c", "waiting")) == (0, 2, 3, 0)
-    assert [place(nodes.beat(name, "waiting")) for name in "ab"] == [(0, 0, 3, 0), (0, 1, 3, 0)]
 
 
 def test_the_last_call_begins_with_the_minimum():
@@ -322,25 +196,6 @@ def test_a_spare_node_takes_the_place_of_a_lost_one():
     assert place(nodes.beat("c", "waiting")) == (1, 1, 2, 1), "no last call: the maximum is there"
 
 
-def test_no_node_joins_a_job_that_ends():
-    nodes = Nodes(1, 3)
-    nodes.start("a", "b")
-    nodes.beat("a", "ended")
-    assert nodes.beat("c", "waiting").attempt == 0
-    assert nodes.beat("b", "ended").over
-    reply = nodes.beat("c", "waiting")
-    assert (reply.over, reply.failed) == (True, False)
-
-
-def test_a_gateway_that_was_started_anew_learns_the_nodes():
-    nodes = Nodes(1, 3)
-    nodes.start("a", "b")
-    nodes.table = LauncherRegistry(nodes.clock, threading.Lock())
-    assert place(nodes.beat("b", "running")) == (0, 1, 2, 0)
-    assert place(nodes.beat("a", "running")) == (0, 0, 2, 0)
-    assert nodes.silence("a").attempt == 1, "b is lost"
-
-
 def test_a_gateway_that_was_started_anew_while_nodes_wait():
     nodes = Nodes(2, 2)
     nodes.options["min_nodes"] = 1
@@ -382,3 +237,20 @@ def test_a_launcher_whose_node_number_another_one_has_taken():
     with pytest.raises(RankTakenError, match="another launcher has come as node 0"):
         nodes.beat("a", "waiting", node=0)
     assert nodes.beat("b", "waiting", node=0).missing == "1 of 2 node(s) are there: node 0 (host-b); missing: node 1"
+
+
+@pytest.mark.parametrize(("most", "node", "attempt"), [(2, 2, 0), (0, 0, 0), (2, -1, 0)])
+def test_invalid_values(most, node, attempt):
+    with pytest.raises(InvalidRequestError):
+        Nodes(0, most).beat("a", "running", node=node, attempt=attempt)
+
+
+def test_jobs_without_live_launchers_make_room(monkeypatch):
+    monkeypatch.setattr(module, "MAX_JOBS", 1)
+    nodes = Nodes(1, 2)
+    nodes.beat("a", "waiting")
+    other = LauncherHeartbeat("other", 0, 2, "x", 0, "running", 0)
+    with pytest.raises(GatewayFullError):
+        nodes.table.heartbeat(other)
+    nodes.clock.advance(FAILED_SECONDS)
+    nodes.table.heartbeat(other)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rankmesh_agent.wire.schemas import LISTED_MEMBERS, LostRank, failed_seconds, suspect_seconds
-from rankmesh_gateway.state.pace import HEARTBEATS_A_SECOND
+from rankmesh_gateway.state.job import HEARTBEATS_A_SECOND
 from rankmesh_gateway.state.registry import Registry
 
 SIZE = 3 * HEARTBEATS_A_SECOND

@@ -6,7 +6,6 @@ The page's table is this test's: 'PYTHONPATH=tests python -m sdk.cli.test_diagno
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import tempfile
@@ -18,8 +17,19 @@ from typing import Any, NamedTuple
 import pytest
 from support import hosting
 from support.command import Done, Job, here, until_it_fits
+from support.diagnose_page import (
+    CAN_FREEZE,
+    DEBUGGED,
+    DEBUGGER,
+    FREEZE,
+    LOADER,
+    normalized,
+    page_rows,
+    remove_control_group,
+    row_of,
+    run_script,
+)
 from support.diagnose_page import SCRIPT as NAME
-from support.diagnose_page import normalized, page_rows, row_of, run_script
 from support.processes import Ranks, wait_until
 
 SCRIPT = """\
@@ -66,12 +76,6 @@ class Stuck(NamedTuple):
 
 
 REST = [0, 1, 3]
-CONTROL_GROUPS = next(
-    (path for path in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (path / "cgroup.procs").exists()),
-    None,
-)
-"""Where version 2 of control groups is mounted; None where it is not."""
-CAN_FREEZE = CONTROL_GROUPS is not None and os.access(CONTROL_GROUPS / "cgroup.procs", os.W_OK)
 KINDS = [
     Stuck(
         "a loader that gets no data",
@@ -79,11 +83,7 @@ KINDS = [
         "elsewhere",
         [2],
         REST,
-        """
-        def load_batch():
-            return batches.get()
-        batches = queue.Queue()
-        """,
+        LOADER,
         "return batches.get()",
     ),
     Stuck("`time.sleep`", "time.sleep(3600)", "elsewhere", [2], REST, line="time.sleep(3600)"),
@@ -105,19 +105,11 @@ KINDS = [
     ),
     Stuck(
         "held by a debugger",
-        "subprocess.Popen([sys.executable, '-c', DEBUGGER])\ntime.sleep(3600)",
+        DEBUGGED,
         "stopped",
         [2],
         REST,
-        """
-        DEBUGGER = '''import ctypes, os, signal, time
-        time.sleep(1)
-        c, parent = ctypes.CDLL(None), os.getppid()
-        c.prctl(1, signal.SIGKILL)  # ends with it
-        for thread in os.listdir(f"/proc/{parent}/task"):
-            c.ptrace(16, int(thread), 0, 0)
-        signal.pause()'''
-        """,
+        DEBUGGER,
         "time.sleep(3600)",
     ),
     Stuck(
@@ -126,14 +118,7 @@ KINDS = [
         "stopped",
         [2],
         REST,
-        f"""
-        def freeze():
-            group = "{CONTROL_GROUPS}/rankmesh-test-" + str(os.getpid())
-            os.mkdir(group)
-            open(group + "/cgroup.procs", "w").write(str(os.getpid()))
-            with open(group + "/cgroup.freeze", "w") as file:
-                file.write("1")
-        """,
+        FREEZE,
     ),
     Stuck(
         "calls of two groups in another order",
@@ -233,8 +218,7 @@ class StuckJob:
             rank.kill()  # a stopped one, or one that holds the lock, hears nothing else
         self.ranks.wait(self.started)
         for rank in self.started:
-            with contextlib.suppress(OSError, TypeError):
-                Path(CONTROL_GROUPS, f"rankmesh-test-{rank.pid}").rmdir()
+            remove_control_group(rank.pid)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from support.command import here as run
 from rankmesh._cli import options
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import CommandError
-from rankmesh._cli.local_jobs import LocalJob, local_jobs
+from rankmesh._cli.options import LocalJob, local_jobs
 
 ONE = {"RANKMESH_GATEWAY": "http://127.0.0.1:1", "RANKMESH_TOKEN": "t1", "RANKMESH_JOB": "one-1", "RANK": "0"}
 TWO = {"RANKMESH_GATEWAY": "http://127.0.0.1:2", "RANKMESH_TOKEN": "t2", "RANKMESH_JOB": "two-2", "RANK": "3"}

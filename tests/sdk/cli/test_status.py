@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import select
-import signal
-import subprocess
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from support import overview as made_up
-from support.command import COMMAND, Done, Double, Job, environment, here, until_it_fits
-from support.processes import free_port, wait_until
+from support.command import Done, Double, Job, here, until_it_fits
+from support.processes import free_port
+from support.terminal import Terminal
 
 pytestmark = pytest.mark.processes
 
@@ -95,6 +89,15 @@ def test_problems(gateway: Gateway, overview: Overview):
     assert (done.code, NOTE["text"] in done.stdout) == (0, True)
 
 
+def test_a_slow_rank(gateway: Gateway, overview: Overview):
+    ranks = overview()["ranks"]
+    ranks[0]["slow"], ranks[1]["slow"] = 0.234, 0.01
+    found = words(gateway("status", ranks=ranks).stdout)
+    assert ["rank", "host", "pid", "state", "last", "heartbeat", "slow", "agent"] in found
+    assert ["0", "host-0", "4000", "alive", "400", "ms", "ago", "23%", "http://127.0.0.1:8000"] in found
+    assert ["1", "host-1", "4001", "alive", "400", "ms", "ago", "http://127.0.0.1:8001"] in found
+
+
 @pytest.mark.parametrize("command", ["status", "stacks", "diagnose", "doctor"])
 def test_an_unknown_job(double: Double, overview: Overview, command: str):
     ranks = [*overview()["ranks"], made_up.rank(0, job="other")]
@@ -125,10 +128,14 @@ def test_names_cannot_drive_the_terminal(double: Double, gateway: Gateway, overv
     ranks = overview()["ranks"]
     ranks[0]["member"]["host"] = "\x1b]0;title\x07\x9b2J[bold]evil[/bold]\n"
     assert "\ufffd]0;title\ufffd\ufffd2J[bold]evil[/bold]\ufffd" in gateway("status", ranks=ranks).stdout
-    _, screen = on_a_terminal(["status", "--gateway", double.url, "--once"])
-    assert b"]0;title" in screen
-    assert b"\x1b]0" not in screen
-    assert b"[bold]evil" in screen
+    for once in ("--once", "--interval=60"):
+        with Terminal("status", "--gateway", double.url, once) as terminal:
+            terminal.until("host-1")
+            terminal.press("q")
+            assert terminal.end() == 0
+        assert b"]0;title" in terminal.seen
+        assert b"\x1b]0" not in terminal.seen
+        assert b"[bold]evil" in terminal.seen
 
 
 @pytest.mark.parametrize(
@@ -152,71 +159,6 @@ def test_no_gateway_answers(command: str):
     assert code == 3
     assert stderr.startswith("rankmesh: no gateway answers at")
     assert stderr.count("\n") == 1
-
-
-def on_a_terminal(
-    arguments: list[str], until: bytes = b"", then: Callable[[], None] = lambda: None
-) -> tuple[int, bytes]:
-    """Run a command on a terminal; when it has shown something, call a function, and then press Ctrl-C.
-
-    What it shows is read meanwhile, too: a terminal that is full stops the command.
-    """
-
-    def press() -> None:
-        try:
-            then()
-        finally:
-            command.send_signal(signal.SIGINT)
-
-    ours, theirs = pty.openpty()
-    with (
-        ThreadPoolExecutor(1) as other,
-        subprocess.Popen(
-            [*COMMAND, *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=environment(TERM="xterm-256color", COLUMNS="200", LINES="50"),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
-        ) as command,
-    ):
-        os.close(theirs)
-        seen, end = b"", time.monotonic() + 60
-        pressed: Future[None] | None = None
-        try:
-            while time.monotonic() < end:
-                if select.select([ours], [], [], 0.1)[0]:
-                    try:
-                        piece = os.read(ours, 1 << 16)
-                    except OSError:  # the command has ended, and its end of the terminal with it
-                        break
-                    if not piece:
-                        break
-                    seen += piece
-                if until and until in seen and pressed is None:
-                    pressed = other.submit(press)
-            code = command.wait(60)
-            if pressed is not None:
-                pressed.result()
-            return code, seen
-        finally:
-            command.kill()
-            os.close(ours)
-
-
-def test_live_on_a_terminal(double: Double, overview: Overview):
-    """It goes on while the gateway does not answer."""
-    double.answers[PATH] = overview()
-
-    def then() -> None:
-        for double.gone in (False, True):
-            count = len(double.asked) + 3
-            wait_until(lambda: len(double.asked) >= count, "three requests", 25)  # noqa: B023
-
-    code, screen = on_a_terminal(["status", "--gateway", double.url, "--interval", "0.1"], b"all_reduce", then)
-    assert code == 0, screen
-    assert b"Traceback" not in screen
-    assert b"NO ANSWER since" in screen
 
 
 @pytest.mark.parametrize("command", [["status", "--groups"], ["groups"]], ids=" ".join)

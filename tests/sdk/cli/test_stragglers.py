@@ -1,128 +1,24 @@
-"""``rankmesh stragglers``: seeded slowdowns, in made spans and in a job."""
+"""``rankmesh stragglers`` and ``dist.straggler_report()``: the slow rank of a job."""
 
 from __future__ import annotations
 
-import random
+import time
 from typing import Any
 
+import numpy as np
 import pytest
 from support import hosting
 from support.command import here
 from support.me import Me
 from support.processes import Ranks, wait_until
+from support.relay import relayed
 
-from rankmesh._cli.chrome_trace import Span
-from rankmesh._cli.lateness import ResourceUsage, Straggler, stragglers
-
-RANKS = 4
-STEPS = 60
-SEEDS = 200
-
-
-def made(
-    seed: int, slow: Any = lambda step: 1.0, *, in_call: float = 0.0, slow_ranks: tuple[int, ...] = (2,)
-) -> list[Span]:
-    """Return the spans of ranks whose steps take 100 ms, by two hundredths; those of some ranks are slower.
-
-    Args:
-        seed: of the random numbers.
-        slow: returns the factor for a step.
-        in_call: seconds that they are longer in each call than the others.
-        slow_ranks: which they are.
-    """
-    draw, found, free = random.Random(seed), [], [0.0] * RANKS
-    for step in range(STEPS):
-        begins = [
-            free[rank] + draw.gauss(0.1, 0.002) * (slow(step) if rank in slow_ranks else 1) for rank in range(RANKS)
-        ]
-        for rank, begin in enumerate(begins):
-            free[rank] = max(begins) + 0.001 + in_call * (rank in slow_ranks)
-            call = {"op": "all_reduce", "peer": None, "group": "w", "seq": step + 1}
-            found.append(Span(rank, begin, free[rank], "world", call, True))
-    return sorted(found, key=lambda span: span.begin)
-
-
-BUSY = {rank: ResourceUsage(0.98, 0.0, 0.0) for rank in range(RANKS)}
-
-
-def find(
-    spans: list[Span], usage: dict[int, ResourceUsage] = BUSY, hosts: str = "aaaa", uncertainty: float = 0.0
-) -> list[Straggler]:
-    return stragglers(spans, usage, dict(enumerate(hosts)), uncertainty)
-
-
-@pytest.mark.parametrize(
-    "slow",
-    [lambda step: 1.3, lambda step: 3.0 if step % 20 == 7 else 1.0, lambda step: 1.3 if step >= STEPS - 20 else 1.0],
-    ids=["in all steps", "in one of 20 steps", "for 20 steps"],
-)
-def test_the_rank_that_is_slow_is_named_in_99_of_100_jobs(slow: Any):
-    named = sum([each.ranks for each in find(made(seed, slow))] == [[2]] for seed in range(SEEDS))
-    assert named >= 0.99 * SEEDS
-
-
-def test_no_rank_of_a_healthy_job_is_named():
-    assert not any(find(made(seed)) for seed in range(SEEDS))
-
-
-def test_the_host_that_is_slow_is_named_in_99_of_100_jobs():
-    slow = [find(made(seed, lambda step: 1.3, slow_ranks=(2, 3)), hosts="aabb") for seed in range(SEEDS)]
-    assert sum([each.ranks for each in found] == [[2, 3]] for found in slow) >= 0.99 * SEEDS
-    assert not any(find(made(seed), hosts="aabb") for seed in range(SEEDS))
-
-
-def test_clocks_that_may_be_wrong_name_no_rank():
-    assert find(made(1, lambda step: 1.3), uncertainty=0.05) == []
-
-
-def test_the_time_since_when():
-    (found,) = find(made(1, lambda step: 1.3 if step >= STEPS - 20 else 1.0))
-    assert found.since == pytest.approx(20 * 0.131, rel=0.1)
-    assert found.late == pytest.approx(0.03, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    ("usage", "spans", "why"),
-    [
-        (
-            ResourceUsage(0.98, 0.0, 0.0),
-            made(1, lambda step: 1.3),
-            "computes (98% of a core): 130 ms between two calls",
-        ),
-        (
-            ResourceUsage(0.1, 0.0, 0.0),
-            made(1, lambda step: 1.3),
-            "waits, for data perhaps, and does not compute (10% of",
-        ),
-        (ResourceUsage(0.6, 0.4, 0.0), made(1, lambda step: 1.3), "waits for a core 40% of the time"),
-        (
-            ResourceUsage(0.2, 0.0, 900.0),
-            made(1, lambda step: 1.3),
-            "has memory on the disk, and reads 900 pages a second",
-        ),
-        (ResourceUsage(0.9, 0.0, 0.0), made(1, in_call=0.03), "ends its calls later than the others: its network"),
-    ],
-)
-def test_the_reason(usage: ResourceUsage, spans: list[Span], why: str):
-    (found,) = find(spans, BUSY | {2: usage})
-    assert found.ranks == [2]
-    assert found.why.startswith(why)
-
-
-def test_a_rank_that_has_made_one_call():
-    once = Span(3, 0.0, 0.1, "pair", {"op": "barrier", "peer": None, "group": "p", "seq": 1}, True)
-    spans = [once, *(span for span in made(1, lambda step: 1.3) if span.rank != 3)]
-    assert [each.ranks for each in find(spans)] == [[2]]
+import rankmesh as dist
+from rankmesh_agent.transports.tcp import TcpListener, TcpTransport
 
 
 def be_slow(me: Me) -> None:
     """Be a rank of a job whose rank 1 sleeps in each step."""
-    import time
-
-    import numpy as np
-
-    import rankmesh as dist
-
     dist.init_process_group()
     data = np.ones(1000, np.float32)
     over = dist.get_default_store()
@@ -131,6 +27,10 @@ def be_slow(me: Me) -> None:
             time.sleep(0.1)
         stop = np.array([over.check(["over"])], np.int32)
         dist.all_reduce(data)
+        if dist.get_rank() == 0 and over.check(["ask"]):
+            over.delete_key("ask")
+            found = [(each.job, each.ranks, each.lost > 0.3) for each in dist.straggler_report(5.0)]
+            over.set("report", repr(found))
         dist.all_reduce(stop, op=dist.ReduceOp.MAX)
         if stop[0]:
             break
@@ -147,16 +47,76 @@ def test_the_slow_rank_of_a_job(ranks: Ranks):
 
     def look() -> Any:
         done = command("stragglers", "--seconds", "5", "--json", "--patience", "20")
-        return next((each for each in done.document if each["ranks"] == [1] and each["calls"] > 10), None)
+        return next((each for each in done.document if each["ranks"] == [1] and "core" in each["why"]), None)
 
     try:
         found = wait_until(look, "rank 1 to be found", 60.0)
         done = command("stragglers", "--patience", "20")
+        command("store", "set", "ask", "yes")
+        report = command("store", "get", "report", "--timeout", "60").stdout
     finally:
         command("store", "set", "over", "yes")
         ranks.wait(started)
     assert found["lost"] > 0.3
     assert found["late"] == pytest.approx(0.1, rel=0.5)
     assert found["place"].startswith("test_stragglers.py:")
+    assert found["why"].startswith("waits, for data perhaps, and does not compute (")
     assert done.code == 1
     assert "rank 1 makes the others wait " in done.stdout
+    assert report.strip() == repr([(ranks.job, [1], True)])
+
+
+def be_reached_through_a_relay(me: Me, slow: int) -> None:
+    """Be a rank of a job over TCP; the ranks above ``slow`` connect to it through the test's relay."""
+    listen = TcpTransport.listen
+
+    def behind_relay(self: TcpTransport, host: str) -> TcpListener:
+        listener = listen(self, host)
+        (me.folder / "port").write_text(listener.address.rpartition(":")[2])
+        me.mark("listens")
+        me.wait_for("relayed")
+        listener.address = f"{host}:{(me.folder / 'port').read_text()}"
+        return listener
+
+    if me.rank == slow:
+        TcpTransport.listen = behind_relay  # type: ignore[method-assign]
+    dist.init_process_group()
+    over, data, stop = dist.get_default_store(), np.ones(1000, np.float32), np.zeros(1, np.int32)
+    while not stop[0]:
+        time.sleep(0.02)
+        dist.all_reduce(data)
+        stop[0] = over.check(["over"])
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("slow", "named"), [(0, [0]), (1, [1, 2])], ids=["all links of a rank", "one link"])
+def test_a_slow_link_of_a_job(ranks: Ranks, slow: int, named: list[int]):
+    gateway = hosting.cluster({}, 0, "gateway").url
+    place = {"RANKMESH_GATEWAY": gateway, "RANKMESH_HOSTING": "embedded", "RANKMESH_TRANSPORT": "tcp"}
+    started = ranks.start(
+        be_reached_through_a_relay, 3, env=lambda rank: {**place, "WORLD_SIZE": "3", "RANK": str(rank)}, slow=slow
+    )
+    wait_until((ranks.folder / "listens").exists, "the rank to listen")
+    with relayed("127.0.0.1", int((ranks.folder / "port").read_text())) as relay:
+        relay.delay = 0.02
+        (ranks.folder / "port").write_text(str(relay.port))
+        (ranks.folder / "relayed").touch()
+
+        def look() -> Any:
+            arguments = "stragglers", "--job", ranks.job, "--json", "--seconds", "5", "--patience", "20"
+            found = here(*arguments, RANKMESH_GATEWAY=gateway).document or []
+            return [each["ranks"] for each in found if "slow network" in each["why"]]
+
+        try:
+            assert wait_until(look, "the link to be found", 60.0) == [named]
+        finally:
+            here("store", "set", "over", "yes", "--job", ranks.job, RANKMESH_GATEWAY=gateway)
+            ranks.wait(started)
+
+
+def test_a_report_needs_a_process_group():
+    with pytest.raises(ValueError, match="init_process_group"):
+        dist.straggler_report()
+    with pytest.raises(ValueError, match="at least"):
+        dist.straggler_report(0.0)

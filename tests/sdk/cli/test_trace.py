@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,14 @@ import rankmesh as dist
 LATE = 1
 LATE_SECONDS = 0.05
 STEPS = 8
+OVERLAPPING = 2
 
 
 def run_steps(me: Me) -> None:
-    """Be a rank of a job of three: in each step, LATE comes late to an all_reduce; rank 0 sends rank 2 a message."""
+    """Be a rank of a job of three: in each step, LATE comes late to an all_reduce; rank 0 sends rank 2 a message.
+
+    At the end two receives overlap, and all ranks wait for a key.
+    """
     dist.init_process_group()
     rank, data = dist.get_rank(), np.ones(1000, np.float32)
     store = dist.get_default_store()
@@ -43,6 +48,15 @@ def run_steps(me: Me) -> None:
             dist.barrier(pair)
         if rank == 0:
             dist.barrier(pair)
+    if rank == 0:
+        store.wait(["posted"])
+        for tag in range(OVERLAPPING):
+            dist.send(data[:5], 2, tag=tag)
+    if rank == 2:
+        works = [dist.irecv(data[:5], 0, tag=tag) for tag in range(OVERLAPPING)]
+        store.set("posted", b"")
+        for work in works:
+            work.wait()
     store.set(f"done/{rank}", b"")
     store.wait(["over"])
 
@@ -93,9 +107,16 @@ def test_the_trace_has_the_calls_of_all_ranks(traced: Any):
     found = Counter((event["pid"], event["name"]) for event in calls(document))
     for rank in range(3):
         assert found[rank, "all_reduce"] == STEPS
-    assert (found[0, "send"], found[2, "recv"], found[0, "barrier"], found[2, "barrier"]) == (STEPS,) * 4
-    (bytes_,) = {event["args"]["bytes"] for event in calls(document) if event["name"] == "all_reduce"}
-    assert bytes_ == 4000
+    assert (found[0, "barrier"], found[2, "barrier"]) == (STEPS, STEPS)
+    assert (found[0, "send"], found[2, "recv"]) == (STEPS + OVERLAPPING, STEPS + OVERLAPPING)
+    reduced = {
+        (event["args"]["bytes"], event["args"]["algorithm"])
+        for event in calls(document)
+        if event["name"] == "all_reduce"
+    }
+    assert reduced == {(4000, "small_segment")}
+    waits = [event["args"] for event in calls(document) if event["name"] == "wait"]
+    assert {(each["call"], each["state"]) for each in waits} == {("wait(over)", "under way")}
     names = {event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"}
     assert {name.partition(" (")[0] for name in names} == {"rank 0", "rank 1", "rank 2"}
 
@@ -112,8 +133,41 @@ def test_arrows_lead_from_the_rank_that_comes_late(traced: Any):
 def test_arrows_lead_from_each_send_to_its_receive(traced: Any):
     _, document = traced()
     found = arrows(document, "message")
-    assert [(source, target) for source, target, _ in found] == [(0, 2)] * STEPS
+    assert [(source, target) for source, target, _ in found] == [(0, 2)] * (STEPS + OVERLAPPING)
     assert all(length >= 0 for _, _, length in found)
+
+
+def test_viewers_may_open_it(traced: Any):
+    """The rules of the format, of which Perfetto drops the events that break them."""
+    _, document = traced()
+    events = document["traceEvents"]
+    assert set(document) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        assert event["ph"] in "XMisf", event
+        assert isinstance(event["name"], str), event
+        assert isinstance(event["pid"], int), event
+        assert event["name"] == "process_name" or event["ph"] == "M" or event["ts"] >= 0, event
+        if event["ph"] == "X":
+            assert event["dur"] >= 0, event
+            threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+        if event["ph"] == "i":
+            assert event["s"] in "gpt", event
+    for spans in threads.values():
+        assert all(end < begin for (_, end), (begin, _) in itertools.pairwise(sorted(spans))), "calls overlap"
+    named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert set(threads) <= set(named)
+    assert {name for (rank, _), name in named.items() if rank == 2} >= {"world", "world (2)", "store"}
+    starts, ends = ({each["id"]: each for each in events if each["ph"] == phase} for phase in "sf")
+    assert (len(starts), set(starts)) == (sum(each["ph"] == "s" for each in events), set(ends))
+    for number, start in starts.items():
+        end = ends[number]
+        assert (start["name"], start["cat"], end["bp"]) == (end["name"], end["cat"], "e")
+        assert start["ts"] <= end["ts"]
+        for each in (start, end):
+            spans = threads[each["pid"], each["tid"]]
+            assert any(begin <= each["ts"] <= over for begin, over in spans), "an arrow is tied to no call"
 
 
 def test_the_last_steps(traced: Any):

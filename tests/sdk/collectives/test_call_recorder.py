@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankmesh._collectives.call_recorder import BatchedWork, RecordedCall, coalesce
+from rankmesh._collectives.coalescing import BatchedWork, RecordedCall, coalesce
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 

@@ -194,52 +194,17 @@ class TestAlone:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
-def test_batches_of_several_ranks(me: Me) -> None:
+def test_batches_of_groups_in_several_threads(me: Me) -> None:
     me.init()
-    size, me1 = me.size, me.rank + 1
-    world = dist.group.WORLD._communicator
-    total = sum(range(1, size + 1))
-    for async_ops in (False, True):
-        before = world.info().seq
-        sums = [np.full(count, float(me1)) for count in (1, 1000, 0, 70_000)]
-        single = np.full(5, me1, np.float32)
-        largest = np.full(3, me1)
-        gathered = np.zeros(size, int)
-        strided = np.full((4, 4), float(me1))
-        last, scaled = np.full(2, float(me1)), np.ones(2)
-        with dist.batch(async_ops=async_ops) as batch:
-            for array in sums:
-                dist.all_reduce(array)
-            dist.all_reduce(single)
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-            dist.all_gather_single(gathered, np.array([me1]))
-            dist.all_reduce(strided[:, 1])
-            dist.all_reduce(last)
-            dist.broadcast(last, src=size - 1)
-            dist.barrier()
-            dist.all_reduce(last, dist.ReduceOp.MAX)
-            dist.all_reduce(scaled, dist.ReduceOp.PREMUL_SUM(me1))
-        assert len(batch.works) == (9 if async_ops else 0), len(batch.works)
-        batch.wait()
-        assert world.info().seq == before + 9, "4 sums as one, the 2 behind the all_gather as one"
-        assert all((array == total).all() for array in sums)
-        assert (single == total).all()
-        assert (largest == size).all()
-        assert gathered.tolist() == list(range(1, size + 1))
-        assert (strided[:, 1] == total).all()
-        assert strided.sum() == 4 * total + 12 * me1
-        assert (last == total).all()
-        assert (scaled == total).all()
-    # Batches of one group each in several threads.
     groups = [dist.new_group() for _ in range(3)]
 
     def work_in(group: Any) -> None:
         for step in range(20):
-            arrays = [np.full(count, float(me1 + step)) for count in (3, 5)]
+            arrays = [np.full(count, float(me.rank + step)) for count in (3, 5)]
             with dist.batch(group):
                 for array in arrays:
                     dist.all_reduce(array, group=group)
-            assert all((array == total + size * step).all() for array in arrays)
+            assert all((array == 3 + 3 * step).all() for array in arrays)
         done.append(group)
 
     done = []

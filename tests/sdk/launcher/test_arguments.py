@@ -297,6 +297,8 @@ def test_role_and_address_of_a_node(script: str) -> None:
         (["--nnodes", "2", "--rdzv-backend", "c10d"], "needs the --node-rank of each node"),
         (["--nnodes", "2", "--rdzv-endpoint", "node0:0"], "cannot know"),
         (["--redirects", "4"], "'4' is not 0 to 3"),
+        (["--replace"], "--replace needs --max-restarts N"),
+        (["--replace", "--max-restarts=1", "--nnodes=1:2"], "--replace keeps the world's size"),
         (["--tee", "0:1,1"], "'0:1,1' is not 0 to 3"),
         (["--local-ranks-filter", "0,x"], "'x' is not a whole number"),
         (["--rdzv-backend", "etcd"], "invalid choice: 'etcd'"),

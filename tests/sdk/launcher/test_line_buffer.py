@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh._launcher.line_buffer import LineBuffer
+from rankmesh._launcher.output import LineBuffer
 
 
 def cut(*chunks: bytes) -> list[bytes]:

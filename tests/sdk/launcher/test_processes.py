@@ -157,14 +157,6 @@ def test_the_gateway_answers_during_the_run(job: Job) -> None:
 # What cannot start
 
 
-def test_several_nodes_without_a_token(job: Job) -> None:
-    job.script("open('started', 'w')")
-    code, stdout, stderr = job.run("--nnodes=2", "script.py")
-    assert (code, stdout) == (2, "")
-    assert "set RANKMESH_TOKEN to the same secret" in stderr
-    assert not (job.folder / "started").exists()
-
-
 def test_a_port_in_use(job: Job) -> None:
     job.script("open('started', 'w')")
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -142,17 +142,3 @@ dist.destroy_process_group()
     assert code == 0
     assert "over: the gateway at http://" in stdout
     assert "have left: there is no world" in stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--replace"], "--replace needs --max-restarts N"),
-        (["--replace", "--max-restarts=1", "--nnodes=1:2"], "--replace keeps the world's size"),
-    ],
-)
-def test_arguments(launchers: Launchers, arguments: list[str], text: str) -> None:
-    launcher = launchers.start("", *arguments)
-    _, stderr = launcher.communicate(timeout=180)
-    assert launcher.returncode == 2
-    assert text in stderr

@@ -168,25 +168,6 @@ def test_a_signal_in_the_grace_after_a_failure_does_not_restart(launchers: Launc
 RESTARTED = "[rankmesh] restart {} of {}: all 2 ranks start again"
 
 
-def test_two_nodes_either_of_which_fails(launchers: Launchers) -> None:
-    nodes = launchers.start_nodes(
-        """
-        dist.init_process_group()
-        all_reduce()
-        if (attempt, rank) in ((0, 1), (1, 0)):
-            sys.exit(f"rank {rank} fails")
-        all_reduce()
-        """,
-        "--max-restarts=3",
-    )
-    for node in nodes:
-        code, stdout, lines = launchers.finish(node)
-        assert code == 0
-        assert [line for line in lines if "start again" in line] == [RESTARTED.format(number, 3) for number in (1, 2)]
-        sums = [line.partition("] ")[2] for line in stdout.splitlines() if "sum" in line]
-        assert [sums.count(f"sum {attempt}") for attempt in range(3)] == [1, 1, 2]
-
-
 def test_a_node_whose_ranks_do_not_notice_the_failure(launchers: Launchers) -> None:
     nodes = launchers.start_nodes(
         """

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rankmesh._rendezvous.datagrams import (
+from rankmesh._rendezvous.multicast import (
     MAX_BYTES,
     Datagram,
     MulticastSocket,

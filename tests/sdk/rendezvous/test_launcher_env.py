@@ -6,7 +6,7 @@ import pytest
 from support.processes import free_port
 
 from rankmesh._rendezvous import locator, resolve_init_method
-from rankmesh._rendezvous.launcher_env import with_master_address
+from rankmesh._rendezvous.locator import with_master_address
 from rankmesh_agent.config import launchers
 from rankmesh_agent.config.settings import Settings
 

@@ -12,8 +12,7 @@ import pytest
 from support.joins import join_as
 from support.processes import wait_until
 
-from rankmesh._rendezvous.datagrams import Datagram, MulticastSocket, job_digest
-from rankmesh._rendezvous.multicast import MulticastLocator
+from rankmesh._rendezvous.multicast import Datagram, MulticastLocator, MulticastSocket, job_digest
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.wire.schemas import Member

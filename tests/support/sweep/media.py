@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from rankmesh._collectives.call_recorder import CallRecorder
+from rankmesh._collectives.coalescing import CallRecorder
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 from support.http_ranks import applications, clients, from_npy, from_raw, npy

@@ -16,15 +16,7 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.application import from_state
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.wire.credentials import Grant
-from rankmesh_agent.wire.schemas import (
-    AgentHealth,
-    AgentInfo,
-    GroupInfo,
-    GroupRequest,
-    Lease,
-    LeaseState,
-    LeaseTerms,
-)
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupRequest, Lease, LeaseState, LeaseTerms
 from rankmesh_agent.wire.stats import AgentStats
 
 

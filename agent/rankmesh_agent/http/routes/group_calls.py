@@ -23,12 +23,7 @@ from rankmesh_agent.group.work import Work
 from rankmesh_agent.http.routes.dependencies import AgentDep
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.wire.errors import (
-    CollectiveTimeoutError,
-    DistBackendError,
-    DistError,
-    GroupAbortedError,
-)
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, DistError, GroupAbortedError
 from rankmesh_agent.wire.fields import MAX_SECONDS
 
 T = TypeVar("T")

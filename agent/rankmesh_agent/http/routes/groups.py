@@ -60,10 +60,7 @@ async def make_group(body: GroupRequest, request: Request, response: Response, a
 
 
 @router.delete(
-    "/groups/{group_id}",
-    status_code=HTTPStatus.NO_CONTENT,
-    response_class=Response,
-    responses=problems(404, 409, 422),
+    "/groups/{group_id}", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=problems(404, 409, 422)
 )
 async def delete_group(found: GroupDep, agent: AgentDep) -> None:
     """End a group that was made over HTTP, at this rank; the other members' agents need the same request."""

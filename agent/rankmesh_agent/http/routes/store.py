@@ -42,12 +42,7 @@ class _AnyText(StringConvertor):
 
 register_url_convertor("any_text", _AnyText())
 
-router = APIRouter(
-    prefix="/v1/store",
-    tags=["store"],
-    dependencies=[BEARER],
-    responses=problems(422, 502, 503),
-)
+router = APIRouter(prefix="/v1/store", tags=["store"], dependencies=[BEARER], responses=problems(422, 502, 503))
 
 _KEY_FORM = f"1 to {MAX_KEY_BYTES} bytes of UTF-8"
 Key = Annotated[str, Path(description=f"{_KEY_FORM}; may contain slashes.", json_schema_extra=KEY_SIZE)]
@@ -83,8 +78,7 @@ IfMatch = Annotated[
 IfNoneMatch = Annotated[
     _Tags,
     Header(
-        alias="If-None-Match",
-        description="Only if the value has none of these ETags; *: only if the key has no value.",
+        alias="If-None-Match", description="Only if the value has none of these ETags; *: only if the key has no value."
     ),
 ]
 
@@ -173,7 +167,7 @@ async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> Store
     command = commands.MultiGet(tuple(body.keys), _slice(body.timeout))
     values = await until_disconnect(request, store.submit(command))
     check_values(*values)
-    return StoreValues({key: _to_base64(value) for key, value in zip(body.keys, values, strict=True)})
+    return StoreValues({key: base64.b64encode(value).decode() for key, value in zip(body.keys, values, strict=True)})
 
 
 @router.post("/multi_set", **_NO_CONTENT)
@@ -228,10 +222,7 @@ async def get_value(
 
 
 @router.put(
-    "/{key:any_text}",
-    **_NO_CONTENT,
-    responses={204: {"headers": _ETAG}, **problems(412)},
-    openapi_extra=_OCTETS_IN,
+    "/{key:any_text}", **_NO_CONTENT, responses={204: {"headers": _ETAG}, **problems(412)}, openapi_extra=_OCTETS_IN
 )
 async def set_value(key: Key, request: Request, store: StoreDep, condition: ConditionDep, once: Once = "") -> Response:
     """Store the request's body as the key's value."""
@@ -245,11 +236,6 @@ async def delete_value(key: Key, store: StoreDep, condition: ConditionDep, once:
     """Remove a key."""
     if not await store.submit(commands.Delete(key, condition), once):
         raise KeyNotFoundError(f"key {key!r} is not set")
-
-
-def _to_base64(value: bytes) -> str:
-    """Return a value in its JSON form."""
-    return base64.b64encode(value).decode()
 
 
 def _from_base64(text: str) -> bytes:

@@ -128,8 +128,7 @@ async def all_gather(caller: CallerDep, tensors: TensorDep) -> Response:
     array = await tensors.receive()
     stack = tensors.allocate((caller.group.size, *array.shape), array.dtype)
     await caller.collective(
-        lambda options: caller.group.all_gather(_parts(stack), array.reshape(-1), options),
-        _shape(array),
+        lambda options: caller.group.all_gather(_parts(stack), array.reshape(-1), options), _shape(array)
     )
     return tensors.respond(stack)
 
@@ -174,8 +173,7 @@ async def reduce_scatter(caller: CallerDep, tensors: TensorDep, op: Op = "sum", 
     output = tensors.allocate(stack.shape[1:], stack.dtype)
     inputs = _parts(flat.reshape(stack.shape))
     await caller.collective(
-        lambda options: caller.group.reduce_scatter(output.reshape(-1), inputs, reduce_op, options),
-        _shape(stack),
+        lambda options: caller.group.reduce_scatter(output.reshape(-1), inputs, reduce_op, options), _shape(stack)
     )
     return tensors.respond(output)
 

@@ -53,6 +53,8 @@ class Member:
         eager_bytes: its RANKMESH_EAGER_BYTES, which must be equal on all ranks; -1 if unknown.
         transport: its RANKMESH_TRANSPORT: ``auto``, ``tcp`` or ``shm``; empty if unknown.
         full_mesh: its RANKMESH_FULL_MESH, which must be equal on all ranks; -1 if unknown.
+        observed: whether it is a process under ``rankmesh observe``: it has no agent and no addresses, and ``http`` is
+            that of its observer.
     """
 
     rank: Rank
@@ -65,6 +67,7 @@ class Member:
     eager_bytes: Integer = -1
     transport: Text = ""
     full_mesh: Integer = -1
+    observed: bool = False
 
     def described(self, number: int | None = None) -> str:
         """Return the member as text, for error messages, by default with its own rank."""
@@ -159,6 +162,21 @@ class LostRank:
 
 
 @dataclass
+class ResourceUsage:
+    """Resources that a process has used, or uses in a second.
+
+    Attributes:
+        cpu: seconds of processor time of its threads.
+        core_wait: seconds that its main thread was ready to run, and waited for a core.
+        faults: how often its memory came from a disk.
+    """
+
+    cpu: float
+    core_wait: float
+    faults: float
+
+
+@dataclass
 class Heartbeat(Body):
     """A rank's heartbeat. A restarted gateway learns the members of a job from it.
 
@@ -177,6 +195,8 @@ class Heartbeat(Body):
             0 if this one is complete.
         ended_groups: the ids of the groups of that heartbeat that the rank no longer has.
         failed_version: the version of the failed ranks that the rank knows; 0 if it knows none, -1 to be told all.
+        usage: what the rank's process has used; null if its calls are those of another process.
+        process: of an observed rank, the state, CPU use and memory of its process, as text.
     """
 
     job: Name
@@ -190,6 +210,8 @@ class Heartbeat(Body):
     changes_since: Integer = 0
     ended_groups: list[str] = field(default_factory=list)
     failed_version: Integer = -1
+    usage: ResourceUsage | None = None
+    process: Text = ""
 
 
 @dataclass
@@ -281,6 +303,8 @@ class RankInfo:
         reason: cause of its leave or failure, otherwise empty.
         member: the rank's process.
         failed_ranks: the other ranks whose failure is the cause of its own, as far as it knows.
+        slow: share of the last seconds that the others have waited for it and for no other rank.
+        process: see Heartbeat.
     """
 
     job: str
@@ -290,6 +314,8 @@ class RankInfo:
     reason: str
     member: Member
     failed_ranks: list[Integer] = field(default_factory=list)
+    slow: float = 0.0
+    process: str = ""
 
 
 @dataclass

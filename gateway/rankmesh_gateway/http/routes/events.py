@@ -1,11 +1,11 @@
-"""The event stream."""
+"""The event log as server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -15,11 +15,16 @@ from msgspec import Meta
 from rankmesh_agent.http.middleware import Receive, Send
 from rankmesh_gateway.http.handlers import JobQuery, Services
 from rankmesh_gateway.http.replies import Request, described, encoded
-from rankmesh_gateway.http.sse import stream
-from rankmesh_gateway.state.event_log import KEPT_EVENTS
+from rankmesh_gateway.state.event_log import KEPT_EVENTS, EventLog
 
 _log = logging.getLogger("rankmesh")
 
+KEEP_ALIVE_SECONDS = 10.0
+"""Interval of comments on an idle stream, for proxies and to detect clients that have disconnected."""
+TICK_SECONDS = 1.0
+"""Interval of the snapshots and of the liveness scan."""
+RETRY_MILLISECONDS = 1000
+"""Delay after which a client whose connection broke reconnects."""
 SLOW_SECONDS = 10.0
 """A listener that reads nothing for this long is disconnected."""
 _ID_CHARACTERS = 64
@@ -58,6 +63,64 @@ class EventsQuery(JobQuery):
         bool,
         Meta(description="Also send an event `overview` once a second, without an id: the body of `/v1/overview`."),
     ] = False
+
+
+async def stream(
+    log: EventLog,
+    position: int,
+    poll_timeouts: Callable[[], None],
+    overview: Callable[[], bytes] | None,
+    job: str | None = None,
+) -> AsyncGenerator[bytes]:
+    """Yield the stream of one listener, until the log is closed or has dropped events that were not sent.
+
+    Args:
+        log: the event log.
+        position: the stream begins behind it.
+        poll_timeouts: logs which ranks have fallen silent.
+        overview: returns a snapshot as JSON; None for a listener without snapshots.
+        job: only the events of this job; None for all.
+
+    Raises:
+        TooManyListenersError: there are MAX_LISTENERS listeners.
+    """
+    loop = asyncio.get_running_loop()
+    news = asyncio.Event()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(news.set)
+
+    with log.subscribe(wake):
+        # Clients keep the id of an event without data: no event is lost if the connection breaks early.
+        yield f"retry: {RETRY_MILLISECONDS}\nid: {position}\n\n".encode()
+        sent, ticked = loop.time(), float("-inf")
+        closed = False
+        while not closed:
+            closed = log.closed  # the last round sends how the jobs have ended
+            news.clear()
+            if closed or loop.time() - ticked >= TICK_SECONDS:
+                ticked = loop.time()
+                poll_timeouts()
+                if overview is not None:
+                    yield b"event: overview\ndata: " + overview() + b"\n\n"
+                    sent = loop.time()
+            if log.has_dropped(position):
+                return
+            events = log.since(position)
+            if events:
+                position = events[-1].id
+            events = [each for each in events if job in (None, each.job)]
+            if events:
+                yield "".join(f"id: {each.id}\nevent: {each.kind}\ndata: {each.data}\n\n" for each in events).encode()
+                sent = loop.time()
+            elif loop.time() - sent >= KEEP_ALIVE_SECONDS:
+                yield b": nothing new\n\n"
+                sent = loop.time()
+            if not closed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), max(0.0, ticked + TICK_SECONDS - loop.time()))
+        yield b"event: gateway-ended\ndata: {}\n\n"
 
 
 class EventStream:
@@ -101,10 +164,11 @@ async def events(services: Services, query: EventsQuery, request: Request) -> Ev
     """Stream the events as server-sent events, each with an id, its kind and JSON data.
 
     The kinds are `rank-joining`, `world-complete`, `rank-suspect`, `rank-alive`, `rank-failed`, `rank-left`,
-    `group-made`, `group-failed`, `group-ended`, `call-held-up`, `call-ended` (of a call that was held up),
-    `job-restarted`, `agent-registered`, `agent-leased`, `agent-freed` and `agent-lost`. The data is an object with
-    `time` (seconds since 1970), `job`, `ranks`, `group` (an id), `detail` (a sentence), and `epoch` or `agent` (a name)
-    where there is one. When the gateway ends, the last event, without an id, is `gateway-ended`.
+    `rank-slow` (it makes the others wait), `rank-in-time` (no longer), `group-made`, `group-failed`, `group-ended`,
+    `call-held-up`, `call-ended` (of a call that was held up), `job-restarted`, `agent-registered`, `agent-leased`,
+    `agent-freed` and `agent-lost`. The data is an object with `time` (seconds since 1970), `job`, `ranks`, `group` (an
+    id), `detail` (a sentence), and `epoch` or `agent` (a name) where there is one. When the gateway ends, the last
+    event, without an id, is `gateway-ended`.
 
     Without an id to resume from, the stream begins with the next event. A client that falls so far behind that it would
     miss events, or reads nothing for 10 s, is disconnected, and resumes with the id of the last event it received. An

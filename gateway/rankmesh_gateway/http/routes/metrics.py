@@ -72,7 +72,12 @@ def _metrics(registry: Registry, stores: JobStores, job: str | None = None) -> I
             keys.add_metric([store], stats.keys)
             for op, number in sorted(stats.operations.items()):
                 calls.add_metric([store, op], number)
-    yield from (ranks, ages, members, failures, keys, calls)
+    about = "Share of the last 10 s that the others have waited for a rank."
+    scores = GaugeMetricFamily("rankmesh_straggler_score", about, labels=["job", "rank"])
+    live_infos = [each for each in infos if names[each.job] == each.job and each.state in ("alive", "suspect")]
+    for (name, rank), score in {(each.job, each.member.rank): each.slow for each in live_infos}.items():
+        scores.add_metric([name, str(rank)], score)
+    yield from (ranks, ages, members, failures, keys, calls, scores)
 
     found = Counter(entry.state for entry in registry.agents.entries(job))
     agents = GaugeMetricFamily("rankmesh_gateway_agents", "Standalone agents by state.", labels=["state"])

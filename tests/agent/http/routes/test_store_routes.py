@@ -14,6 +14,7 @@ import pytest
 
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net import pool
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store import client as store_client
 from rankmesh_agent.store import store as store_base
@@ -305,7 +306,8 @@ class TestAServerThatIsGone:
         assert (answer.status_code, answer.json()["code"]) == (502, "network-error" if ends else "store-unresponsive")
         assert answer.json()["address"] in answer.json()["detail"]
 
-    async def test_a_wait_ends_with_it(self, client, agent):
+    async def test_a_wait_ends_with_it(self, client, agent, monkeypatch):
+        monkeypatch.setattr(pool, "_ACCEPT_SECONDS", 0.2)
         waiting = asyncio.create_task(client.get("/v1/store/k?wait=20"))
         async with asyncio.timeout(15.0):
             while not agent.store.table._watches:

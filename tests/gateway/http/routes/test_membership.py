@@ -20,7 +20,7 @@ from rankmesh_agent.wire.schemas import (
     LauncherHeartbeat,
     LauncherReply,
 )
-from rankmesh_gateway.http.shared_replies import SharedReplies
+from rankmesh_gateway.http.replies import SharedReplies
 
 pytestmark = pytest.mark.anyio
 

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from rankmesh_agent.wire.schemas import GroupInfo
 from rankmesh_gateway.http.routes.metrics import MAX_JOBS_SHOWN, OTHER_JOBS
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +47,22 @@ async def test_the_oldest_heartbeat_tells_who_is_about_to_be_missed(direct, regi
     registry.heartbeat(ask.heartbeat(0, 2))
     clock.now += 0.5
     assert (await samples(direct))["rankmesh_gateway_oldest_heartbeat_seconds", "job"] == 2.5
+
+
+async def test_the_score_of_each_rank(direct, registry, ask, clock):
+    for rank in range(2):
+        registry.join(ask.join(rank, 2))
+    for second in range(10):
+        for rank in range(2):
+            body = ask.heartbeat(rank, 2)
+            spent = 0.4 * second * (1 - rank)
+            body.groups = [GroupInfo("aa", "world", [0, 1], 10 * second, "shm", "", "", seconds=spent)]
+            registry.heartbeat(body)
+        registry.poll_timeouts()
+        clock.now += 1
+    found = await samples(direct)
+    assert found["rankmesh_straggler_score", "0", "job"] == 0
+    assert found["rankmesh_straggler_score", "1", "job"] == pytest.approx(0.4)
 
 
 async def test_many_jobs_are_counted_together(direct, registry, ask):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as c10d
 
 import rankmesh.torch
-from rankmesh.torch._default_group import torch_group
+from rankmesh.torch._functions import torch_group
 from support.sides import Cells
 
 cell = Cells(in_groups=True)

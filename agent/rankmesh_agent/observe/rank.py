@@ -1,0 +1,138 @@
+"""A rank under ``rankmesh observe``: joined to a gateway in place of its process, which is seen from outside."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.diagnostics import process
+from rankmesh_agent.diagnostics.snapshot import SnapshotServer
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.heartbeats import HeartbeatThread, RankHeartbeats
+from rankmesh_agent.membership.join import join
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.host import host_id
+from rankmesh_agent.observe.processes import RankProcess, python_below
+from rankmesh_agent.wire.hello import Client, Service
+from rankmesh_agent.wire.schemas import Heartbeat, JoinRequest, Leave, Member, ThreadStack
+from rankmesh_agent.wire.snapshot import RUNNING, ProcessView
+
+_LOOK_SECONDS = 15.0
+"""Most time between two looks at the stack, of which each takes some 30 ms of a core; less at the beginning."""
+_ANSWER_SECONDS, _PAUSE_SECONDS = 1.1, 0.08
+"""Seconds of further looks at a stack for one answer, unless it changes, and the time between two of them."""
+_SPY_SECONDS = 3.0
+"""Time limit of py-spy, on a busy host."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class ObservedRank:
+    """One rank from its join, for which the constructor waits, to its leave.
+
+    Args:
+        settings: of the job: its name and credentials.
+        find_gateway: returns the gateway's URL, None while it is not known.
+        host: address at which the gateway reaches this process.
+        found: the process, its rank, and the number of ranks.
+
+    Attributes:
+        pid: the process.
+
+    Raises:
+        DistNetworkError: the join failed; the subclass and the message have the cause.
+    """
+
+    def __init__(
+        self, settings: Settings, find_gateway: Callable[[], str | None], host: str, found: RankProcess
+    ) -> None:
+        self.pid = found.pid
+        self._lock = threading.Lock()
+        self._frames: list[tuple[str, int, str]] | None = None
+        self._stacks: list[ThreadStack] = []
+        self._since = self._looked_at = time.monotonic()
+        self._look_seconds = 1.0
+        self._used = (0.0, self._since)
+        self._http = HttpServer.bind(settings, host)
+        views = SnapshotServer(self._view, lambda: settings.job_credentials, Service.PROCESS)
+        self._http.start(lambda: _not_found, {Service.PROCESS: views}, on_demand=True)
+        self._gateway = GatewayClient(find_gateway, settings.job_token)
+        here, url = host_id(settings.shm_dir), self._http.urls[0]
+        self._member = Member(
+            found.rank, secrets.token_hex(16), socket.gethostname(), here, found.pid, [], url, observed=True
+        )
+        request = JoinRequest(settings.job, found.world_size, self._member)
+        joined = join(self._gateway, request, Deadline(settings.timeout), settings)
+        self._job, self._epoch, self._world_size = joined.job, joined.epoch, joined.world_size
+        self._beats = RankHeartbeats(self._gateway, joined.interval)
+        self._heartbeats = HeartbeatThread(self._send_heartbeat)
+        self._heartbeats.start()
+        self._heartbeats.wake()
+
+    def leave(self, reason: str) -> None:
+        """Leave the job: with a reason, if the process has failed."""
+        self._heartbeats.stop()
+        member = self._member
+        self._gateway.leave(Leave(self._job, self._epoch, member.rank, member.instance, reason))
+        self._gateway.close()
+        self._http.close()
+
+    def _send_heartbeat(self) -> None:
+        if self._beats.is_due([]):
+            place = self._job, self._epoch, self._world_size, self._member
+            self._beats.send(Heartbeat(*place, process=self._usage()))
+        if time.monotonic() >= self._looked_at + self._look_seconds:
+            self._look_seconds = min(2 * self._look_seconds, _LOOK_SECONDS)
+            self._look()
+
+    def _usage(self) -> str:
+        """Return the state of the process, its use of the CPU since the last heartbeat, and its memory, as text."""
+        try:
+            fields = Path(f"/proc/{python_below(self.pid)}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            return ""
+        used, now = (int(fields[11]) + int(fields[12])) / _TICKS, time.monotonic()
+        (before, at), self._used = self._used, (used, now)
+        share = max(0.0, used - before) / max(now - at, 1e-3) if before else 0.0
+        return f"{fields[0]}, {share:.0%} of a core, {int(fields[21]) * _PAGE_BYTES >> 20} MiB"
+
+    def _view(self, _: Client) -> ProcessView:
+        """Return the process, with the time for which its stack has been the same: it is looked at several times."""
+        view = self._look()
+        until = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < until and view.state in RUNNING and view.stacks:
+            time.sleep(_PAUSE_SECONDS)
+            view = self._look()
+            if not view.unchanged:
+                break
+        return view
+
+    def _look(self) -> ProcessView:
+        with self._lock:
+            view = process.view(python_below(self.pid), _SPY_SECONDS)
+            now = self._looked_at = time.monotonic()
+            if not view.stacks and self._stacks and view.state in RUNNING:  # py-spy had no time, or met a change
+                view.stacks = self._stacks
+                return view
+            self._stacks = view.stacks
+            calls = [each for stack in view.stacks[:1] for each in stack.frames if each.origin == "user"]
+            frames = [(each.file, each.line, each.function) for each in calls]
+            if frames != self._frames:
+                self._frames, self._since = frames, now
+            view.unchanged = now - self._since
+            return view
+
+
+async def _not_found(scope: Any, receive: Any, send: Any) -> None:
+    """Be the ASGI application of a process that serves its gateway alone."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"this is an observer of 'rankmesh observe'\n"})

@@ -1,0 +1,201 @@
+"""The screen of ``rankmesh status`` and ``rankmesh top``, on which keys sort the ranks and show the stack of one."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from rankmesh._cli.client import ServiceClient
+from rankmesh._cli.exit_codes import UNREACHABLE, CommandError
+from rankmesh._cli.options import PATIENCE
+from rankmesh._cli.overview import Overview, Verdict, compact, fetch_snapshots, fetch_status, head, tables
+from rankmesh._cli.stacks import Details, stack_lines
+from rankmesh._cli.tables import Table, lines
+from rankmesh_agent.wire.printable import printable, printable_lines
+from rankmesh_gateway.humanize import seconds, size
+from rankmesh_gateway.stragglers.scores import SLOW
+
+_TICK = 0.25
+_ORDERS = {"r": "rank", "c": "CPU", "w": "core wait", "m": "memory", "s": "slow", "o": "calls/s", "t": "for"}
+_PERCENT = "{:.0%}".format
+_TEXTS: dict[str, Callable[[float], str]] = {
+    "CPU": _PERCENT, "core wait": _PERCENT, "memory": size, "slow": _PERCENT, "calls/s": "{:.1f}".format, "for": seconds
+}  # fmt: skip
+_COUNTERS = {"CPU": "cpu_seconds", "core wait": "core_wait_seconds"}
+_MOVES = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
+_KEYS = f"sort by {', '.join(f'{key} {name}' for key, name in _ORDERS.items())}; arrows and Enter: a stack; q: end"
+_LEAST_ROWS = 3
+
+
+class Look(NamedTuple):
+    """The answers of a gateway at one moment; the ranks by job, epoch, rank and pid, or why they are not shown."""
+
+    overview: Overview
+    verdict: Verdict
+    ranks: Mapping[tuple[Any, ...], Details]
+    refusal: str = ""
+
+
+def live(service: ServiceClient, job: str, first: tuple[Overview, Verdict], interval: float) -> Verdict:
+    """Show ranks, groups and calls in flight until q or Ctrl-C; return the last verdict."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    looks: SimpleQueue[Look | Exception] = SimpleQueue()
+    screen, changed = Screen(service.url, Look(*first, {})), True
+    threading.Thread(target=_ask, args=(looks, service, job, interval), daemon=True).start()
+    with _cbreak() as there, Live(auto_refresh=False) as shown, suppress(KeyboardInterrupt):
+        while True:
+            while not looks.empty():
+                screen.take(looks.get())
+                changed = True
+            if changed:
+                top = Text.from_ansi(screen.head().rstrip())
+                rows = shown.console.height - len(top.wrap(shown.console, shown.console.width))
+                rest = Text.from_ansi(screen.body(rows, keys=there), no_wrap=True, overflow="ellipsis")
+                shown.update(Group(top, rest), refresh=True)
+            keys = _pressed(_TICK, there=there)
+            if any(map(screen.press, keys)):
+                break
+            changed = bool(keys)
+    return screen.look.verdict
+
+
+def _ask(looks: SimpleQueue[Look | Exception], service: ServiceClient, job: str, interval: float) -> None:
+    """Ask a gateway again and again, at most half of the time: it asks the agents of all ranks."""
+    while True:
+        begun = time.monotonic()
+        try:
+            found, refusal = [], ""
+            overview, verdict = fetch_status(service, job)
+            try:
+                found = fetch_snapshots(service, job, PATIENCE)
+            except CommandError as error:  # of a credential that may not see stacks
+                refusal = str(error)
+            ranks = {(each["job"], each["epoch"], each["rank"], each["pid"]): each for each in found}
+            looks.put(Look(overview, verdict, ranks, refusal))
+        except Exception as error:
+            looks.put(error)
+        time.sleep(max(interval, time.monotonic() - begun))
+
+
+class Screen:
+    """The state of the screen.
+
+    Args:
+        url: of the gateway.
+        look: the first one.
+    """
+
+    def __init__(self, url: str, look: Look) -> None:
+        self.look = look
+        self._url, self._remark = url, ""
+        self._before = look.ranks
+        self._order, self._place = "r", 0
+        self._ranks: list[tuple[Any, ...]] = []
+        self._stack: tuple[Any, ...] | None = None
+
+    def take(self, look: Look | Exception) -> None:
+        """Show the next look; raise an error, unless it is that the gateway does not answer."""
+        if isinstance(look, Look):
+            self._before, self.look, self._remark = self.look.ranks, look, ""
+        elif isinstance(look, CommandError) and look.code == UNREACHABLE:
+            self._remark = self._remark or f"; NO ANSWER since {time.strftime('%H:%M:%S')}"
+        else:
+            raise look
+
+    def press(self, key: str) -> bool:
+        """Do what a key is for; return whether it ends the screen."""
+        self._order = key if key in _ORDERS else self._order
+        self._place = min(max(0, self._place + _MOVES.get(key, 0)), max(0, len(self._ranks) - 1))
+        if key in "\r\n":
+            self._stack = self._ranks[self._place] if self._ranks and self._stack is None else None
+        return key == "q"
+
+    def head(self) -> str:
+        """Return the first lines: the gateway, and the problems."""
+        found = head(self.look.overview, self.look.verdict, self._url)
+        return lines([found._replace(title=found.title + self._remark)], coloured=True)
+
+    def body(self, height: int, *, keys: bool) -> str:
+        """Return the other lines: a rank's stack, or the ranks, as many as there is room for, and the other tables."""
+        if self._stack is not None:
+            details = self.look.ranks.get(self._stack)
+            text = [self.look.refusal or "no answer yet"] if details is None else [*stack_lines(details, several=False)]
+            return printable_lines("\n".join(["", *text[-max(1, height - 4) :], "", "Enter: back"]))
+        last = printable(self.look.refusal), _KEYS * keys
+        world, *others = tables(self.look.overview)
+        rest = "\n" + lines(others, coloured=True) + "".join(f"\n{text}" for text in last if text)
+        room = max(_LEAST_ROWS, height - rest.count("\n") - 4)
+        return "\n" + lines([self._table(world, room, keys=keys)], coloured=True) + rest
+
+    def _table(self, world: Table, room: int, *, keys: bool) -> Table:
+        rows = []
+        for each in self.look.overview["ranks"]:
+            member = each["member"]
+            key = each["job"], each["epoch"], member["rank"], member["pid"]
+            values, doing = _use(self.look.ranks.get(key), self._before.get(key))
+            if each.get("slow", 0.0) >= SLOW:
+                values["slow"] = each["slow"]
+            at = each["reason"] or "; ".join(filter(None, (each.get("process"), doing)))
+            texts = [text(values[name]) if name in values else "" for name, text in _TEXTS.items()]
+            number = "?" if member["rank"] < 0 else str(member["rank"])
+            cells = [number, member["host"], str(member["pid"]), each["state"], *texts, at]
+            rows.append((-values.get(_ORDERS[self._order], -1.0), key, cells))
+        rows.sort(key=lambda row: row[:2])
+        self._ranks = [key for _, key, _ in rows]
+        begin = max(0, min(self._place - room // 2, len(rows) - room))
+        marked = [[job, ">" * (keys and at == self._place), *cells] for at, (_, (job, *_), cells) in enumerate(rows)]
+        columns = ["job", "", ">rank", "host", ">pid", "state", *(f">{name}" for name in _TEXTS), "at"]
+        return compact(Table(world.title, columns, marked[begin : begin + room], world.empty))
+
+
+def _use(details: Details | None, before: Details | None) -> tuple[dict[str, float], str]:
+    """Return what a rank uses, by column, and where it is: in a call, or in a line of the user's code."""
+    if details is None or (snapshot := details["snapshot"]) is None:
+        return {}, "" if details is None else "; ".join(filter(None, (details["error"], details["place"])))
+    found: dict[str, float] = {"memory": snapshot.get("memory_bytes", 0)}
+    past = before and before["snapshot"]
+    if past and "monotonic" in past:
+        calls = [sum(group["seq"] for group in each["groups"]) for each in (past, snapshot)]
+        gone = {name: snapshot[of] - past[of] for name, of in _COUNTERS.items()} | {"calls/s": calls[1] - calls[0]}
+        passed = max(1e-9, snapshot["monotonic"] - past["monotonic"])
+        found |= {name: max(0.0, value) / passed for name, value in gone.items()}
+    for wait in snapshot["store_waits"]:
+        return found | {"for": wait["age"]}, f"store: {wait['op']} {', '.join(wait['keys'])}"
+    for call in snapshot["calls"]:
+        return found | {"for": call["age"]}, f"{call['call']} #{call['seq']}" if call["seq"] else call["call"]
+    return found, details["place"]
+
+
+@contextmanager
+def _cbreak() -> Iterator[bool]:
+    """Have each key come at once; yield whether they do: standard input is a terminal, and the system has termios."""
+    with ExitStack() as end:
+        there = sys.stdin.isatty() and os.name == "posix"
+        if there:
+            import termios
+            import tty
+
+            end.callback(termios.tcsetattr, sys.stdin, termios.TCSADRAIN, termios.tcgetattr(sys.stdin))
+            tty.setcbreak(sys.stdin)
+        yield there
+
+
+def _pressed(wait: float, *, there: bool) -> list[str]:
+    """Return the keys of the next seconds, as soon as there is one; q at the end of the input."""
+    if not there:
+        time.sleep(wait)
+    elif select.select([sys.stdin], [], [], wait)[0]:
+        text = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
+        return re.findall(r"\x1b[\[O].|.", text, re.DOTALL) or ["q"]
+    return []

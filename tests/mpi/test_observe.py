@@ -1,0 +1,148 @@
+"""``rankmesh observe`` of mpi4py programs: docs/stuck-mpi.md, and a column of docs/diagnose.md's table."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from support.consoles import fits, run, steps_of
+from support.mpi import MPIRUN, OPTIONS, files_in
+from support.observed import ALONE, OBSERVE, Stuck, check_row, observed_job, print_column
+from support.processes import Rank, Ranks, wait_until
+
+pytestmark = pytest.mark.processes
+
+PAGE = Path(__file__).parents[2] / "docs" / "stuck-mpi.md"
+SCRIPT = """\
+import ctypes, os, queue, signal, subprocess, sys, time
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+data, total, large = np.ones(1000, np.float32), np.ones(1000, np.float32), np.ones(5_000_000, np.float32)
+{before}
+for step in range(3):
+    if step == 2 and rank == 2:
+{stuck}
+    comm.Allreduce(data, total)
+time.sleep(3600)
+"""
+PAIR = "if rank < 2:\n    comm.{0}(large, 1 - rank)\n    comm.{1}(large, 1 - rank)"
+KINDS = [
+    *ALONE,
+    Stuck(
+        "calls of two groups in another order",
+        "pass",
+        "order",
+        [0, 1, 2, 3],
+        [],
+        """
+        one, other = comm.Split(rank // 2), comm.Split(rank // 2)
+        if rank == 0:
+            one.Allreduce(data, total)
+            other.Barrier()
+        if rank == 1:
+            other.Barrier()
+            one.Allreduce(data, total)
+        """,
+    ),
+    Stuck("two ranks that send to each other", "pass", "messages", [0, 1], [2, 3], PAIR.format("Send", "Recv")),
+    Stuck("two ranks that receive from each other", "pass", "messages", [0, 1], [2, 3], PAIR.format("Recv", "Send")),
+    Stuck(
+        "messages with different tags",
+        "pass",
+        "tags",
+        [0, 1],
+        [2, 3],
+        """
+        if rank == 0:
+            comm.Send(large, 1, tag=4)
+        if rank == 1:
+            comm.Recv(large, 0, tag=5)
+        """,
+    ),
+    Stuck("a message that is not sent", "comm.Recv(data, 3)", "order", [0, 1, 2, 3], []),
+]
+
+
+def mpirun(ranks: Ranks, script: Path) -> Rank:
+    assert MPIRUN is not None
+    command = [MPIRUN, *OPTIONS, "-n", "4", *OBSERVE, sys.executable, str(script)]
+    return ranks.launch(command, name="mpirun", **files_in(ranks.folder))
+
+
+@pytest.mark.parametrize("stuck", KINDS, ids=lambda stuck: stuck.title)
+def test_the_report_is_the_pages(ranks: Ranks, stuck: Stuck):
+    check_row(ranks, stuck, SCRIPT, mpirun, column=1)
+
+
+def test_the_page(ranks: Ranks):
+    page = PAGE.read_text()
+    script = re.search(r"^```python\n# solve.py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert script is not None
+    (ranks.folder / "solve.py").write_text(f"# solve.py\n{script[1]}")
+    programs = ranks.folder / "bin"
+    programs.mkdir()
+    assert MPIRUN is not None
+    (programs / "mpirun").write_text(f'#!/bin/sh\nexec {MPIRUN} {" ".join(OPTIONS)} "$@"\n')
+    (programs / "rankmesh").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "from rankmesh.cli import main; main()" "$@"\n'
+    )
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    steps = [each for each in steps_of(page) if not each.command.startswith("pip ")]
+    printed = run(steps, ranks.folder, ranks.environment(PATH=path, **files_in(ranks.folder)), 120)
+    for step, each in zip(steps, printed, strict=True):
+        assert not step.printed or fits(each, step.printed), f"line {step.line}: {step.command}\n{each}"
+
+
+def test_the_exit_code_is_the_programs(ranks: Ranks):
+    done = ranks.launch([*OBSERVE, sys.executable, "-c", "raise SystemExit(7)"], name="observe")
+    ranks.wait([done])
+    assert (done.code, done.stderr) == (7, "")
+
+
+def test_the_program_gets_each_signal_once(ranks: Ranks):
+    script = ranks.folder / "waits.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('usr1', flush=True))\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('int', flush=True))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    started = ranks.launch([*OBSERVE, sys.executable, str(script)], name="observe")
+    for number, printed in ((0, "ready\n"), (signal.SIGUSR1, "ready\nusr1\n"), (signal.SIGINT, "ready\nusr1\nint\n")):
+        started.kill(number)
+        wait_until(lambda printed=printed: started.stdout == printed, f"{printed!r}: {started!r}")
+    started.kill(signal.SIGTERM)
+    ranks.wait([started])
+    assert started.code == -signal.SIGTERM
+
+
+def test_a_launcher_and_processes_that_run_already(ranks: Ranks):
+    def observe(ranks: Ranks, script: Path) -> Rank:
+        assert MPIRUN is not None
+        command = [*OBSERVE, MPIRUN, *OPTIONS, "-n", "4", sys.executable, str(script)]
+        return ranks.launch(command, name="observe", **files_in(ranks.folder))
+
+    sleeps = KINDS[1]
+    with observed_job(ranks, sleeps.script(SCRIPT), observe) as job:
+        job.finding(sleeps)
+        pids = [str(each["pid"]) for each in job.run("diagnose", "--json").document["ranks"]]
+        beside = ranks.launch([*OBSERVE, "--pid", *pids], name="beside")
+        job.launcher, launcher = beside, job.launcher
+        job.finding(sleeps)
+        job.launcher = launcher
+    ranks.wait([beside])
+    assert beside.code == 0
+
+
+if __name__ == "__main__":
+    print_column(KINDS, SCRIPT, mpirun)

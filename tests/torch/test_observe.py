@@ -1,0 +1,81 @@
+"""``rankmesh observe`` of torch's gloo under torchrun: a column of docs/diagnose.md's table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.observed import ALONE, OBSERVE, Stuck, check_row, print_column
+from support.processes import Rank, Ranks, free_port
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """\
+import ctypes, os, queue, signal, subprocess, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+store = dist.distributed_c10d._get_default_store()
+data, large = torch.ones(1000), torch.ones(5_000_000)
+{before}
+for step in range(3):
+    if step == 2 and rank == 2:
+{stuck}
+    dist.all_reduce(data)
+time.sleep(3600)
+"""
+PAIR = "if rank < 2:\n    dist.{0}(large, 1 - rank)\n    dist.{1}(large, 1 - rank)"
+KINDS = [
+    *ALONE,
+    Stuck(
+        "calls of two groups in another order",
+        "pass",
+        "order",
+        [0, 1, 2, 3],
+        [],
+        """
+        one, other = dist.new_group([0, 1]), dist.new_group([0, 1])
+        if rank == 0:
+            dist.all_reduce(data, group=one)
+            dist.all_reduce(data, group=other)
+        if rank == 1:
+            dist.all_reduce(data, group=other)
+            dist.all_reduce(data, group=one)
+        """,
+    ),
+    Stuck("a key that no rank sets", "store.get('batch')"),
+    Stuck("two ranks that send to each other", "pass", "messages", [0, 1], [2, 3], PAIR.format("send", "recv")),
+    Stuck("two ranks that receive from each other", "pass", "messages", [0, 1], [2, 3], PAIR.format("recv", "send")),
+    Stuck(
+        "messages with different tags",
+        "pass",
+        "tags",
+        [0, 1],
+        [2, 3],
+        """
+        if rank == 0:
+            dist.send(large, 1, tag=4)
+        if rank == 1:
+            dist.recv(large, 0, tag=5)
+        """,
+    ),
+    Stuck("a message that is not sent", "dist.recv(data, 3)", "order", [0, 1, 2, 3], []),
+]
+
+
+def torchrun(ranks: Ranks, script: Path) -> Rank:
+    options = ["--nproc-per-node", "4", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--no-python"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *OBSERVE, sys.executable, str(script)]
+    return ranks.launch(command, name="torchrun")
+
+
+@pytest.mark.parametrize("stuck", KINDS, ids=lambda stuck: stuck.title)
+def test_the_report_is_the_pages(ranks: Ranks, stuck: Stuck):
+    check_row(ranks, stuck, SCRIPT, torchrun, column=2)
+
+
+if __name__ == "__main__":
+    print_column(KINDS, SCRIPT, torchrun)
