@@ -283,7 +283,7 @@ def main() -> int:
     again = {name for name, row in rows.items() if row["state"] != "killed"}
     seconds, untested = json.loads(SECONDS.read_text()), 0
     for mutant in drawn(given.seed, given.rooms):
-        name = f"{mutant.file}\n{mutant.diff()}"
+        name = f"{mutant.file}:{mutant.line}\n{mutant.diff()}"
         if name not in again if given.again else len(rows) >= given.sites:
             continue
         tests = tests_of(mutant) & seconds.keys()
