@@ -27,11 +27,14 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Without the tests of init methods, launcher and command line, which run before a rank has joined, and of calls that
 # fail before any data is sent.
-ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) \
+ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,failures stores_agent sweep) \
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast coverage test-attached test-sanitized test-torch test-torch-suite test-torch-versions test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz mutate check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: help demo test test-fast coverage test-attached test-sanitized test-torch test-torch-suite test-torch-versions test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz mutate check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+
+help:  ## Print the targets
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)

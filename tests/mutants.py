@@ -58,59 +58,42 @@ class Fault(NamedTuple):
 
 # fmt: off
 FAULTS = [
-    # Arithmetic
     Fault(C + "reduction.py", "ReduceOp.MIN: np.minimum", "ReduceOp.MIN: np.fmin", f"agent/collectives/test_reduction.py {SWEEP} -k 'test_reduction or segment'", "MIN loses NaN"),
     Fault(C + "reduction.py", "for part in parts[2:]:\n            ufunc(out, part, out=out)\n        return", "for part in parts[:1:-1]:\n            ufunc(out, part, out=out)\n        return", "agent/collectives", "not in rank order"),
-    # Algorithms over shared memory
     Fault(C + "reduce_scatter.py", "not np.may_share_memory(output, part) else", "True else", DIRECT, "others read inputs that are overwritten"),
-    # Algorithms over messages
     Fault(C + "reduce_scatter.py", "rows[number % 2, other, :count]", "rows[0, other, :count]", f"{SWEEP} -k link", "the next piece lands where this one is read"),
     Fault(C + "rounds.py", "merge(received, payload) if partner < place else merge(payload, received)", "merge(payload, received)", "agent/collectives", "ranks reduce in different orders"),
-    # Shared memory of a group
     Fault(S + "slots.py", "self._word = 1 + (seq & 1)", "self._word = 1", "agent/shared_memory/test_segment.py agent/group", "a fingerprint is overwritten while it is read"),
     Fault(S + "segment.py", "self.step(exposure.readers)", "self.step([])", DIRECT, "an array changes while it is read"),
     Fault("agent/rankmesh_agent/backends/cpu.py", "segment.make_arrays_private(arguments)", "pass", "sdk/collectives/test_shared_memory.py -k late", "a late rank writes into arrays of a call that has failed"),
-    # Rings in shared memory
     Fault("agent/rankmesh_agent/remote/staging.py", "seals & ~_SEAL_EXEC != _SEALS or ", "", "agent/remote/test_staging.py security/test_hostile_staging.py", "an attached process may cut off the memory that its agent uses"),
     Fault(S + "orphans.py", "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "agent/shared_memory/test_mapping.py", "memory of a process that lives is removed"),
     Fault(T + "shm_ring.py", "return not self.has_work(writing, reading)", "return True", RING, "data that came before sleep is not seen"),
     Fault(T + "shm_ring.py", "(self._generation + 1) %", "self._generation %", RING + " " + "agent/group/test_p2p_read.py", "changed bytes are taken for the message"),
-    # Credentials
     Fault("agent/rankmesh_agent/wire/hello.py", "    if verdict is not Verdict.WELCOME:", "    if False:", PROOF, "a connection from another host needs no TLS"),
     Fault("agent/rankmesh_agent/net/tls.py", "ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE", "ssl.CERT_NONE", PROOF, "ranks need no certificate"),
-    # Messages
     Fault(P + "message_queues.py", "return next(iter(queue)) if queue", "return next(reversed(queue)) if queue", MATCHING, "messages overtake each other"),
     Fault(P + "message_queues.py", "return min(named[0], wild[0]", "return max(named[0], wild[0]", "agent/progress/test_message_queues.py", "receives overtake each other"),
     Fault(P + "matching.py", "min(WINDOW, credit.available + header.total)", "credit.available + header.total", MATCHING, "a peer gives credit without end"),
     Fault(P + "matching.py", "self.receives.restore(waiting)", "self.receives.post(waiting)", MATCHING, "a withdrawn message costs a receive its place"),
-    # The ranks that hold up a call
     Fault(P + "wait_graph.py", "unreachable or silent or absent or unknown", "unreachable or absent or silent or unknown", "agent/progress/test_status.py agent/progress/test_wait_graph.py -k 'not mismatch_names and not ahead and not missing_ranks'", "a rank that waits for a stopped one is blamed"),
-    # Calls of a group, in order
     Fault(GROUP + "call_queue.py", "and not self._queued and self._turn.acquire(False):", "and self._turn.acquire(False):", "agent/group/test_call_queue.py agent/group/test_work.py", "a call overtakes those in the queue"),
-    # State of a group
-    Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure, ", "            if True:\n                self.failure, ", "agent/group agent/progress sdk/test_failure.py", "a later failure hides the first"),
-    # Arrays on GPUs
+    Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure, ", "            if True:\n                self.failure, ", "agent/group agent/progress sdk/test_failures.py", "a later failure hides the first"),
     Fault(CALLS + "p2p.py", "for one in sorted(p2p_op_list, key=lambda one: sorted((me, me if one.group_peer is None else one.group_peer))):", "for one in p2p_op_list:", "gpu/test_multigpu.py", "pairs of ranks wait for each other in a circle"),
     Fault(GPU + "watchdog.py", "            if launch.ended:", "            if True:", "agent/gpu gpu/test_streams.py", "futures complete before the GPU has"),
-    # The store
     Fault("agent/rankmesh_agent/store/table.py", "if pop.set_running_or_notify_cancel():", "if True:", "agent/store/test_table.py agent/store/test_stores.py agent/store/test_server.py agent/store/test_pending_calls.py", "a value goes to somebody who stopped waiting"),
     Fault(STATE + "job_stores.py", "self._registry.has_unknown_store(job) or ", "", GATEWAY, "a store goes although a rank that uses it lives"),
     Fault(STATE + "registry_file.py", 'database.execute("ROLLBACK")', "pass", GATEWAY, "a change that failed is made with the next"),
-    # The gateway's registry
     Fault(STATE + "registry.py", "if self._scans_expected and pause >= _PAUSE_SECONDS:", "if False:", GATEWAY, "a gateway that was suspended declares all ranks failed"),
     Fault(STATE + "registry.py", ", if_idle=True", "", GATEWAY, "a second connection's joiner loses its place"),
     Fault(STATE + "epoch.py", "record is None or each.rank in before", "record is None", GATEWAY, "an old report ends a rank that came back"),
-    # Objects as bytes
     Fault(CALLS + "serialize.py", "    if refusal := _pickle_refusal(weights_only):\n        raise Protocol", "    if False:\n        raise Protocol", "sdk/collectives/test_serialize.py", "a rank that must not read a pickle runs its code"),
-    # The launcher
     Fault(LAUNCHER + "supervisor.py", "            stream.read_all()  # its last output precedes the message\n        failure", "            pass\n        failure", LAUNCH, "a rank's last words come after ours"),
     Fault("agent/rankmesh_agent/net/interrupts.py", "            if self._frames:", "            if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
     Fault(LAUNCHER + "failure.py", "cause if cause is not None and self.has_failed(self.cause) else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
-    # The compiled core
     Fault(N + "messages.pxi", "min(nbytes, self.capacity - at)", "nbytes", CORE_MESSAGES, "a message crosses the ring's end"),
     Fault(N + "messages.pxi", "self.acquire(False) is not True", "False", CORE_MESSAGES, "a message is written beside another thread's"),
     Fault(N + "messages.pxi", "or len(message.peer.outgoing) or", "or", CORE_MESSAGES, "a message overtakes those that are queued"),
-    # Access without a token, and files
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "    if uid not in (own, 0):", "    if False:", "agent/net/test_peer_credentials.py security/test_other_users.py", "all users are served"),
     Fault(SESSIONS, "        self._codes.remove(code)\n", "", LINK_CODE, "a code opens the dashboard twice"),
     Fault(SESSIONS, ' or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):', ":", LINK_CODE, "another port's page uses the session's cookie"),

@@ -56,7 +56,6 @@ class JoinTerms:
         rank: its rank, UNASSIGNED (-1) to have one assigned.
         world_size: ranks in the job; does not matter for a process that awaits the growth of its world.
         timeout: seconds for the join, and the default for calls.
-        awaits_growth: whether the process waits for the world to grow.
         growth: the world that grows, if this process is a rank of it.
         check: called now and then during the join; raises if that has no point any more.
         check_store: called with the id of the job's store; raises if that is another than the rank has used.
@@ -78,7 +77,6 @@ class JobMembership:
     Args:
         find_gateway: returns the gateway's URL, None while it is not known.
         terms: how this process joins; ``member.rank`` has its rank.
-        http: the HTTP server, for its addresses.
 
     Attributes:
         grown: whether the world is an earlier one that has grown.

@@ -47,11 +47,7 @@ _log = logging.getLogger("rankmesh.gateway")
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankmesh_gateway") -> int:
-    """Serve until SIGINT or SIGTERM.
-
-    Returns:
-        The exit status: 0 after a signal, 2 when the gateway could not start (standard error says why).
-    """
+    """Serve until SIGINT or SIGTERM; return the exit status: 2 if the gateway could not start."""
     reset_inherited()
     parser = _parser(prog)
     options = parser.parse_args(arguments)

@@ -51,10 +51,8 @@ class TorchStore:
     """A store that torch's clients reach at the port of a gateway. For one event loop.
 
     torch's protocol has no authentication. So the clients are processes of this user and of root on this host; and
-    those of other hosts where RANKMESH_PRIVATE_NETWORK=1 declares the network private.
-
-    Args:
-        on_default_group: called when torch itself, without RankMesh, creates its default group with this store.
+    those of other hosts where RANKMESH_PRIVATE_NETWORK=1 declares the network private. ``on_default_group`` is called
+    when torch itself, without RankMesh, creates its default group with this store.
     """
 
     def __init__(

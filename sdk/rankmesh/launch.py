@@ -322,8 +322,12 @@ def _greeting(job: Plan, log_directory: str) -> list[bytes]:
     who = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
     where = "" if job.owns_job else f" on node {job.node} of {job.nodes}"
     greeting = f"{who}{where}, gateway {job.url} (curl {job.url}/health), {protection(job.token)}"
-    files = (f"output files in {log_directory}",) if log_directory else ()
-    return [f"[rankmesh] {line}".encode() for line in (greeting, *files, *job.options.remarks)]
+    lines = [greeting, *job.options.remarks]
+    if log_directory:
+        lines.insert(1, f"output files in {log_directory}")
+    if sys.stdout.isatty():
+        lines[0] += "; 'rankmesh dashboard' prints a link to its dashboard"
+    return [f"[rankmesh] {line}".encode() for line in lines]
 
 
 def _say(text: str) -> None:

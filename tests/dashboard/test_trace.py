@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from support import overview as made_up
 from support.browser import Visit
 from support.command import Double, here
@@ -25,7 +26,7 @@ def rank_details(rank: int, name: str) -> dict[str, Any]:
         for seq in range(1, CALLS + 1)
     ]
     found = made_up.snapshot(rank, calls=[], ended=ended, store_waits=[], monotonic=50.0)
-    return found | {"time": 1e9, "uncertainty": 1e-4}
+    return found | {"time": 1e9, "uncertainty": 1e-4, "outside": {}}
 
 
 @pytest.fixture
@@ -103,6 +104,14 @@ def test_it_is_painted(page: Callable[..., Visit]):
     assert len({waits, runs, between}) == 3
     assert between == "0,0,0,0"
     assert late == runs
+
+
+@pytest.mark.parametrize("look", [{"color_scheme": "dark"}, {"viewport": {"width": 400, "height": 640}}], ids=str)
+def test_it_follows_the_rules_of_accessible_pages(page: Callable[..., Visit], look: dict[str, Any]):
+    found = page(**look)
+    report = Axe().run(found.page)
+    assert not report.response["violations"], report.generate_report()
+    assert found.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
 def test_names_are_no_markup(page: Callable[..., Visit]):

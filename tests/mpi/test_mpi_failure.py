@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -11,31 +10,27 @@ import time
 
 import numpy as np
 import pytest
+from support.failures import EVENTS
 from support.mpi import MpiRun, on_mpi
 from support.processes import Me, Ranks, wait_until
 
 import rankmesh as dist
 
+LEAVES = ("raises", "destroys")
+"""What does not end the job at once."""
 SOON = 120.0
 """Seconds, from the start of mpirun on a slow machine: what is not to hang would do so for far longer."""
 
 
-def meet_without(me: Me, how: str, timeout: float = 300) -> None:
+def meet_without(me: Me, event: str, timeout: float = 300) -> None:
     dist.init_process_group("mpi", timeout=300)
     array = np.ones(3)
     dist.all_reduce(array)
     me.meet("there")
     if me.rank == 1:
-        if how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif how == "exit":
-            os._exit(3)
-        elif how == "raise":
+        if event in LEAVES:
             me.wait_for("in the call")
-            raise RuntimeError("a mistake")
-        elif how == "leave":
-            me.wait_for("in the call")
-            dist.destroy_process_group()
+        EVENTS[event].happen(me, None)
         time.sleep(300)
     threading.Timer(0.3, me.mark, ["in the call"]).start()
     began = time.monotonic()
@@ -48,23 +43,22 @@ def meet_without(me: Me, how: str, timeout: float = 300) -> None:
         me.report(seconds=time.monotonic() - began)
 
 
-@pytest.mark.parametrize("how", ["killed", "exit", "raise", "leave"])
-def test_a_rank_that_is_gone_is_named(ranks: Ranks, how: str) -> None:
-    run = MpiRun(ranks, meet_without, 2, how=how)
+@pytest.mark.parametrize("event", ["killed", "exits at once", *LEAVES])
+def test_a_rank_that_is_gone_is_named(ranks: Ranks, event: str) -> None:
+    run = MpiRun(ranks, meet_without, 2, event=event)
     run.end(SOON)
     assert run.mpirun.code != 0
-    verb = {"raise": "left (it ended with RuntimeError: a mistake)", "leave": "left"}.get(how, "failed")
     reported = run.errors(0)
     # mpirun ends all when a process dies: it may be faster than the guard. A rank that raised does not die before the
     # others: MPI's own end waits for them.
-    if reported or how in ("raise", "leave"):
-        assert "RankFailedError: rank 1 (" in reported, run.transcript()
-        assert f") {verb}" in reported, run.transcript()
+    if reported or event in LEAVES:
+        named = rf"RankFailedError: rank 1 \(\S+, pid \d+\) {EVENTS[event].says}"
+        assert re.search(named, reported), run.transcript()
         assert re.search("(during|after) all_reduce #", reported), run.transcript()
 
 
 def test_a_rank_that_is_late_is_named(ranks: Ranks) -> None:
-    run = MpiRun(ranks, meet_without, 3, how="sleep", timeout=2)
+    run = MpiRun(ranks, meet_without, 3, event="late", timeout=2)
     run.end(SOON)
     assert run.mpirun.code != 0
     reported = run.errors(0) + run.errors(2)

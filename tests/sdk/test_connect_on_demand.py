@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -187,16 +186,6 @@ def child_of_fork(me: Me) -> None:
 
 def test_a_forked_child_has_none_of_the_sockets(ranks: Ranks) -> None:
     ranks.run(child_of_fork, 6, env={"RANKMESH_FULL_MESH": "0"})
-
-
-def with_sizes(me: Me, sizes: list[str]) -> None:
-    os.environ["RANKMESH_FULL_MESH"] = sizes[me.rank]
-    me.report(**me.attempt(me.init, timeout=timedelta(seconds=30)))
-
-
-def test_a_setting_that_differs_is_named(ranks: Ranks) -> None:
-    for started in ranks.run(with_sizes, 2, sizes=["0", "16"]):
-        assert "RANKMESH_FULL_MESH differs between ranks: 0 on rank 0 " in started.reported["text"]
 
 
 @on_ranks(SIZE, env={"RANKMESH_FULL_MESH": "0"})

@@ -5,10 +5,9 @@ What tells hosts apart is which shared memory they see, so ranks with different 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
+from support import hosting
 from support.processes import Me, Ranks
 
 import rankmesh as dist
@@ -36,10 +35,9 @@ def run_short_of_memory(me: Me) -> None:
     dist.destroy_process_group()
 
 
-def test_a_host_without_shared_memory_is_told_in_one_warning_and_the_job_goes_over_tcp(
-    ranks: Ranks, on: Callable
-) -> None:
-    started = ranks.start(run_short_of_memory, 4, env=on("aabb"))
+@hosting.embedded_only("the agents of a cluster share one directory")
+def test_a_host_without_shared_memory_is_told_in_one_warning_and_the_job_goes_over_tcp(ranks: Ranks) -> None:
+    started = ranks.start(run_short_of_memory, 4, env=hosting.over("aabb", ranks.folder, 4))
     ranks.wait(started)
     assert [rank.code for rank in started] == [0] * 4, ranks.transcript()
     assert {rank.reported["medium"] for rank in started} == {"tcp"}

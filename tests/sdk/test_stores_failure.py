@@ -1,21 +1,17 @@
-"""Waits for keys of the job's store end when a rank fails, and not because it has failed before."""
+"""Waits for keys end when no rank is left that could set them; support/failures.py has the other ends."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.processes import DEADLINE, on_ranks
+from support.processes import on_ranks
 
 import rankmesh as dist
-from rankmesh._session.session import require_session
 
 pytestmark = pytest.mark.processes
 
@@ -26,68 +22,6 @@ def survivors_run(ranks, body, size, **options):
     ranks.wait(started)
     assert [rank.code for rank in started[:-1]] == [0] * (size - 1), ranks.transcript()
     assert started[-1].code == -signal.SIGKILL, ranks.transcript()
-
-
-def die_when_all_wait(me):
-    me.wait_for(*(f"waits-{rank}" for rank in range(me.size - 1)))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def failed(me, caught, rank):
-    """Check the error of a wait that the death of a rank ended."""
-    assert caught["error"] == "RankFailedError", caught
-    assert caught["ranks"] == [rank], caught
-    assert f"rank {rank} (" in caught["text"]
-    assert "'missing'" in caught["text"]
-    return True
-
-
-CALLS = {
-    "wait": lambda store: store.wait(["there", "missing"], 170.0),
-    "queue_pop": lambda store: store.queue_pop("missing"),
-}
-
-
-@pytest.mark.parametrize("call", ["wait", "queue_pop"])
-@on_ranks(3, run=survivors_run)
-def test_a_wait_ends_with_the_death_of_a_rank(me, call):
-    me.init(timeout=170.0)
-    store = dist.get_default_store()
-    store.set("there", "1")
-    dist.barrier()
-    if me.rank == 2:
-        die_when_all_wait(me)
-    me.mark_when_waiting(f"waits-{me.rank}")
-    caught = me.attempt(CALLS[call], store)
-    failed(me, caught, 2)
-    assert caught["seconds"] < 30
-    # What survivors agree on afterwards comes to pass, at once and late.
-    store.set(f"alive/{me.rank}", "1")
-    store.wait(["alive/0", "alive/1"])
-    if me.rank == 0:
-        time.sleep(2.5)
-        store.set("go", "1")
-    assert store.get("go") == b"1"
-    shrunk = dist.shrink_group([2])
-    assert store.get("there") == b"1"
-    store.set(f"shrunk/{me.rank}", "1")
-    store.wait([f"shrunk/{rank}" for rank in range(shrunk.size())])
-    dist.barrier()
-    # Rank 1 leaves: then no rank is left that could set a key for rank 0.
-    if me.rank == 0:
-        me.mark("last")
-        caught = me.attempt(store.get, "missing")
-        assert (caught["error"], caught["ranks"]) == ("StoreTimeoutError", [1]), caught
-        assert "rank 1 (" in caught["text"]
-        assert caught["seconds"] < 30
-        caught = me.attempt(store.queue_pop, "missing")
-        assert (caught["error"], caught["seconds"] < 30) == ("StoreTimeoutError", True), caught
-        assert me.attempt(store.queue_pop, "missing", block=False)["error"] == "QueueEmptyError"
-        assert store.get("there") == b"1"
-    else:
-        me.wait_for("last")
-        time.sleep(0.5)
-    dist.destroy_process_group()
 
 
 @on_ranks(4, run=survivors_run)
@@ -109,42 +43,13 @@ def test_after_a_shrink_the_new_world_counts(me):
     assert store.get("go") == b"1"
     dist.barrier()
     if me.rank == 3:
-        die_when_all_wait_of(me, 0, 1)
+        me.wait_for("waits-0", "waits-1")
+        os.kill(os.getpid(), signal.SIGKILL)
     me.mark_when_waiting(f"waits-{me.rank}")
     caught = me.attempt(store.get, "missing")
-    failed(me, caught, 2)  # its number in the shrunken world
+    assert (caught["error"], caught["ranks"]) == ("RankFailedError", [2]), caught  # its number in the shrunken world
+    assert "'missing'" in caught["text"]
     assert shrunk.size() == 3
-    dist.destroy_process_group()
-
-
-def die_when_all_wait_of(me, *ranks):
-    me.wait_for(*(f"waits-{rank}" for rank in ranks))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@on_ranks(3, run=survivors_run)
-def test_over_http(me):
-    """A GET with ?wait= at any agent ends, too."""
-    me.init(timeout=170.0)
-    dist.barrier()
-    url = f"{require_session().agent.member.http}/v1/store/missing"
-
-    def get(query):
-        try:
-            urllib.request.urlopen(f"{url}{query}", timeout=DEADLINE)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-        raise AssertionError("it has a value")
-
-    if me.rank == 2:
-        die_when_all_wait(me)
-    assert get("")[0] == 404  # the first request imports the framework
-    me.mark_when_waiting(f"waits-{me.rank}")
-    status, problem = get("?wait=20")
-    assert (status, problem["code"], problem["ranks"]) == (503, "rank-failed", [2]), problem
-    assert "'missing'" in problem["detail"]
-    dist.get_default_store().set(f"over/{me.rank}", "1")
-    dist.get_default_store().wait(["over/0", "over/1"])
     dist.destroy_process_group()
 
 
@@ -169,6 +74,27 @@ def test_a_wait_ends_with_the_world(me):
         me.mark(f"ended-{me.rank}")
         store.set(f"alive/{me.rank}", "1")
         store.wait(["alive/0", "alive/2"])
+    dist.destroy_process_group()
+
+
+@on_ranks(2)
+def test_a_wait_ends_when_no_other_rank_is_left(me):
+    me.init(timeout=170.0)
+    store = dist.get_default_store()
+    store.set("there", "1")
+    dist.barrier()
+    if me.rank == 1:
+        me.wait_for("waits-0")
+        dist.destroy_process_group()
+        return
+    me.mark_when_waiting("waits-0")
+    for call in (store.get, store.queue_pop):  # under way, and begun afterwards
+        caught = me.attempt(call, "missing")
+        assert (caught["error"], caught["ranks"]) == ("StoreTimeoutError", [1]), caught
+        assert "no other rank is left" in caught["text"]
+        assert caught["seconds"] < 30
+    assert me.attempt(store.queue_pop, "missing", block=False)["error"] == "QueueEmptyError"
+    assert store.get("there") == b"1"
     dist.destroy_process_group()
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from support import hosting
-from support.me import GATEWAY
 from support.once import Reports, once
-from support.processes import Me, Ranks
+from support.processes import Me
 from support.wrong import CANNOT, MISMATCHED, SIZE, WRONG
 from support.wrong_attempts import check_invalid, check_mismatched, try_invalid, try_mismatched
 
@@ -25,26 +24,14 @@ def wrong_calls(me: Me) -> None:
     dist.destroy_process_group()
 
 
-def variables(ranks: Ranks, medium: str) -> dict[str, str] | Callable[[int], dict[str, str]]:
-    """Return the variables of ranks over a transport, attached to standalone agents, or on the hosts given by letters.
-
-    Ranks with different RANKMESH_SHM_DIR share no memory, as if they were on several hosts.
-    """
-    if medium == "attached":
-        return {GATEWAY: hosting.cluster({}, SIZE).url}
-    if medium in ("shm", "tcp"):
-        return {"RANKMESH_TRANSPORT": medium}
-    for host in set(medium):
-        (ranks.folder / host).mkdir()
-    return lambda rank: {"RANKMESH_SHM_DIR": str(ranks.folder / medium[rank])}
-
-
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reports]:
     """What the ranks reported over a medium."""
     return once(
         tmp_path_factory,
-        lambda ranks, medium: [rank.reported for rank in ranks.run(wrong_calls, SIZE, env=variables(ranks, medium))],
+        lambda ranks, medium: [
+            rank.reported for rank in ranks.run(wrong_calls, SIZE, env=hosting.over(medium, ranks.folder, SIZE))
+        ],
     )
 
 

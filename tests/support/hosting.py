@@ -21,7 +21,7 @@ import pytest
 
 from support import forked_python
 from support.forked_python import Python
-from support.me import wait_until
+from support.me import GATEWAY, wait_until
 from support.rank_server import MARKER, ForkedProcess, fork
 
 ATTACHED = os.environ.get("RANKMESH_TEST_HOSTING", "embedded") == "attached"
@@ -101,6 +101,20 @@ class Cluster:
                 process.kill()
                 process.wait()
         shutil.rmtree(self._folder)
+
+
+def over(medium: str, folder: Path, size: int) -> dict[str, str] | Callable[[int], dict[str, str]]:
+    """Return the variables of ranks over a transport, attached to (its own) agents, or on hosts given by letters.
+
+    Ranks with different RANKMESH_SHM_DIR share no memory, as if they were on several hosts.
+    """
+    if medium in ("attached", "agents"):
+        return {GATEWAY: cluster({}, size, medium.removeprefix("attached")).url}
+    if medium in ("shm", "tcp", "http"):
+        return {"RANKMESH_TRANSPORT": medium.replace("http", "shm")}
+    for host in set(medium):
+        (folder / host).mkdir()
+    return lambda rank: {"RANKMESH_SHM_DIR": str(folder / medium[rank])}
 
 
 _clusters: dict[tuple[str, tuple[tuple[str, str], ...]], Cluster] = {}

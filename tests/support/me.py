@@ -136,8 +136,12 @@ class Me:
             kinds[target] = kinds.get(target, 0) + 1
         return sorted(thread.name for thread in threading.enumerate()), kinds
 
-    def interrupt_when_waiting(self) -> None:
-        """Press Ctrl-C as soon as the main thread has been inside RankMesh for a moment; says ``interrupted_at``."""
+    def interrupt_when_waiting(self, again: float | None = None) -> None:
+        """Press Ctrl-C as soon as the main thread has been inside RankMesh for a moment; says ``interrupted_at``.
+
+        Args:
+            again: seconds after which it is pressed a second time.
+        """
         main = threading.main_thread().ident
         assert main is not None
 
@@ -150,5 +154,8 @@ class Me:
                 seen = seen + 1 if any("/rankmesh" in file for file in files) and not imports else 0
             self.report(interrupted_at=time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
+            if again is not None:
+                time.sleep(again)
+                os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=watch, daemon=True).start()

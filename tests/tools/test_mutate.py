@@ -1,9 +1,10 @@
-"""Mutants of a file: each is one change, in its place, and compiles."""
+"""Mutants of a file: each is one change, in its place, and compiles; and the planted faults fit the source."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import mutants
 import pytest
 
 from tools import mutate
@@ -25,12 +26,16 @@ from tools import mutate
     ],
 )
 def test_a_mutant_differs_in_one_place(text: str, changed: set[str]) -> None:
-    mutants = list(mutate.mutants("agent/rankmesh_agent/store/table.py", text))
-    assert {text[: each.start] + each.new + text[each.start + len(each.old) :] for each in mutants} == changed
-    assert {each.room for each in mutants} <= {"agent/store"}
+    found = list(mutate.mutants("agent/rankmesh_agent/store/table.py", text))
+    assert {text[: each.start] + each.new + text[each.start + len(each.old) :] for each in found} == changed
+    assert {each.room for each in found} <= {"agent/store"}
 
 
 def test_mutants_of_a_module_compile() -> None:
     text = Path(mutate.__file__).read_text()
     for each in mutate.mutants("tools/mutate.py", text):
         compile(text[: each.start] + each.new + text[each.start + len(each.old) :], str(each), "exec")
+
+
+def test_every_fault_can_be_planted() -> None:
+    assert not [fault for fault in mutants.FAULTS if fault.is_stale()]

@@ -36,8 +36,6 @@ class SegmentOptions(NamedTuple):
 
     Attributes:
         allowed: whether it may share memory at all.
-        directory: directory of the segment's file.
-        job: part of the file's name.
         slot_bytes: bytes of a slot; the members take the least of theirs.
         strict: raise if not all members can share one segment.
         warn: logs why the members share no memory, with the arguments of Logger.warning.

@@ -38,7 +38,6 @@ class LeaderLink(Link):
 
     Args:
         leaders: the rank of each host; the other ranks may not use this link.
-        host: number of this rank's host.
     """
 
     def __init__(self, link: Link, leaders: Sequence[int], host: int) -> None:
@@ -79,14 +78,10 @@ class HierarchicalLink:
         local: shared memory of this host's members, in their order; of this rank alone if it is the only member there.
 
     Attributes:
-        host: number of this rank's host.
-        local_ranks: group ranks on this host.
         local_rank: position of this rank in ``local_ranks``, and its rank in ``local``.
-        leaders: number of leaders on each host.
         leader_link: messages among the first ranks of the hosts.
         rail: ranks of this rank's rail, by host; empty if this rank is not a leader.
         rail_link: messages along this rank's rail; None if this rank is not a leader.
-        other_hosts: numbers of the other hosts.
     """
 
     def __init__(self, link: Link, local: Segment, layout: Layout) -> None:

@@ -24,9 +24,7 @@ class DeviceArray:
     """A view of elements in GPU memory, with the part of numpy.ndarray's interface that collectives use.
 
     Args:
-        device: CUDA device number in this process.
         owner: object that keeps the memory alive.
-        streams: current streams of the array's library.
 
     Attributes:
         factor: by which PREMUL_SUM multiplies the elements as it reads them; None for 1.

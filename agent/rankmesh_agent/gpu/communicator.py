@@ -37,13 +37,6 @@ class GpuCommunicator(Communicator):
 
     A synchronous call is enqueued on the caller's current stream, and returns. An asynchronous call is enqueued on a
     stream of the group's own, which first waits for the work that the current stream has by then.
-
-    Args:
-        host: the group's communicator for arrays in host memory.
-        backend: runs the collectives and the messages.
-
-    Attributes:
-        gpu_backend: the backend that runs the calls.
     """
 
     on_device = True

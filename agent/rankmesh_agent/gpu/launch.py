@@ -51,13 +51,10 @@ class Launch:
     Args:
         arrays: the call's arrays, kept alive until it has ended.
         options: of the call; ``on_complete`` enqueues the caller's work behind it, a copy back from a staging array.
-        events: the pool that its completion event comes from.
         peers: group ranks that the call waits for.
 
     Attributes:
-        device, streams: of the arrays.
         ended: whether the call was found to be completed, or has failed.
-        error: of a call that failed, else None.
         future: the future that completes with the call, once one was requested.
         seq, fingerprint: of the collective, the same at all ranks; 0 for a message.
     """
@@ -179,7 +176,6 @@ class LaunchedWork(Work):
 
     Args:
         queued: the Work of the launch itself, which waits for earlier calls of the group; None if it is launched.
-        future_of: returns a future that completes with a launch.
         source: global rank that a message comes from, None for other calls.
     """
 

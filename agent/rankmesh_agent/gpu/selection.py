@@ -45,7 +45,6 @@ class GpuBackendSelector:
     """One rank's part in the selection.
 
     Args:
-        host: the group's communicator for arrays in host memory.
         requested: ``nccl`` or ``auto``.
         shares: whether the user allows ranks that share a GPU, by NCCL_MULTI_RANK_GPU_ENABLE=1.
     """

@@ -24,9 +24,6 @@ class CallMonitor:
     """Reports the calls of this rank that take long, and finds out from the other members' reports what is wrong.
 
     Every rank that has come as far as a reported call, or further, replies: the others are missing.
-
-    Args:
-        calls: the calls that the ranks have reported.
     """
 
     def __init__(self, state: LocalGroupState, calls: CallTable) -> None:

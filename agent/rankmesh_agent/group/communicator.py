@@ -40,8 +40,6 @@ class Communicator(ABC):
     """One rank's side of a group, like an MPI communicator.
 
     Args:
-        group: id of the group, equal at all members.
-        ranks: ranks of the members in the job, by group rank.
         timeout: default seconds a call may take; ``set_timeout`` changes it.
 
     Attributes:
@@ -144,11 +142,7 @@ class Communicator(ABC):
         return self
 
     def use_custom_backend(self, name: str, engine: Any) -> None:
-        """Have the user's engine execute the collectives from now on; all members do so at the same point.
-
-        Args:
-            name: the name that ``get_backend()`` returns.
-        """
+        """Have the user's engine execute the collectives from now on; all members do so at the same point."""
         raise DistBackendError(f"no engine can execute the calls of group {self.name!r}")
 
     def end_in_child(self) -> None:

@@ -106,7 +106,6 @@ class FlightRecorder:
         capacity: number of calls and messages to keep, 0 for none.
 
     Attributes:
-        latest: the records of the calls and messages that ended last.
         on_failure: called with the failure of a group; and with the timeout of a message, and its begin by the
             monotonic clock. It must not wait.
     """
@@ -211,7 +210,6 @@ class FlightRecorder:
 
         Args:
             group: name or id, to return only that group's.
-            last: number of records to return, the latest.
         """
         with self._lock:
             records = [*self.latest.copy(), *(record for group in self._groups for record in group.active_records())]

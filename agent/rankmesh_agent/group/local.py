@@ -42,12 +42,7 @@ _ENTER, _PART, _ABORT = Opcode.ENTER, Opcode.PART, Opcode.ABORT
 
 
 class LocalCommunicator(Communicator, FrameSink):
-    """One rank's side of a group whose messages this process's progress engine moves.
-
-    Attributes:
-        matcher: matches the engine's point-to-point messages to receives.
-        messages: the group's point-to-point messages.
-    """
+    """One rank's side of a group whose messages this process's progress engine moves."""
 
     state: LocalGroupState
     link: MessageLink

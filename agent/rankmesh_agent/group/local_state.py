@@ -40,9 +40,6 @@ _ABORT_FLUSH_SECONDS = 0.5
 class LocalGroupState(GroupState):
     """State of a group whose messages this process's progress engine moves. Ranks are the engine's.
 
-    Args:
-        members: addresses and processes of the ranks, for error messages.
-
     Attributes:
         departed: the ranks that have left the group, but not the job.
     """

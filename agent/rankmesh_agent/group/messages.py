@@ -73,8 +73,6 @@ class GroupMessages:
         """Complete a message, or return the Work of an asynchronous one.
 
         Args:
-            op: ``send`` or ``recv``.
-            array: to send, or to receive into.
             rank: the other rank, of the group's ``ranks``, or this one; or ANY.
         """
         started = time.monotonic()
@@ -199,12 +197,7 @@ class GroupMessages:
 
 
 class PendingMessage:
-    """A message under way: see work.Message.
-
-    Attributes:
-        record: the message as the flight recorder keeps it.
-        partners: the ranks that may be at its other end.
-    """
+    """A message under way: see work.Message."""
 
     def __init__(
         self, messages: GroupMessages, transfer: Transfer, what: MessageInfo, nbytes: int, options: Options

@@ -36,7 +36,6 @@ class GroupState(ABC, object if core is None else core.State):  # type: ignore[m
 
     Attributes:
         failure: the first failure, None while the group works.
-        failed_at: when it came, by the monotonic clock.
         call: the latest call, START_UP before the first.
         seq: its number.
         nbytes: bytes of its arrays.

@@ -16,9 +16,6 @@ class Watchdog:
 
     Args:
         close_seconds: longest time that ``remove`` waits for the thread, which may be inside a check.
-
-    Attributes:
-        thread: the thread; None while there is none.
     """
 
     def __init__(self, name: str, close_seconds: float) -> None:

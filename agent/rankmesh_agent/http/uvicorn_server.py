@@ -50,7 +50,6 @@ class EventDrivenServer(uvicorn.Server):
         app, accepted, protocols: see HttpServer; ``take_accepted`` says that there are new connections.
         tls: returns the context for a client that uses TLS; None if there is none.
         tls_only: whether all other clients must use it, except for those of ``protocols``.
-        same_user: whether to refuse other users' processes.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None

@@ -32,7 +32,6 @@ class CallWatchdog:
 
     Attributes:
         in_call: whether a call is inside MPI.
-        monitor: finds the calls that cannot complete.
         revoke: ends the call at all members, None if MPI cannot.
     """
 

@@ -50,7 +50,6 @@ class Handshake(Generic[T]):
         wrap: for a server: returns the socket with TLS, for a client that uses it. None if none can.
 
     Attributes:
-        sock: the socket, with TLS where there is TLS.
         started: whether any byte has been sent or received.
         steps: number of steps that the other side has completed.
     """

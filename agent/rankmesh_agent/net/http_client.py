@@ -91,9 +91,7 @@ class HttpClient:
         Args:
             document: JSON document of the request's body; None for no body.
             timeout: maximum seconds of each connect, send, and receive.
-            content: the request's body, if it is no document.
             connect_seconds: a lower maximum for connects.
-            limit: maximum bytes of the response's body.
 
         Raises:
             NoResponseError: no complete response has arrived: ConnectError if there is no connection,

@@ -107,7 +107,6 @@ class FramedStream:
         """Return the next frame, without its payload.
 
         Args:
-            deadline: deadline of the wait; None for none.
             descriptors: whether to accept descriptors; the caller closes them.
 
         Raises:

@@ -31,7 +31,6 @@ class StreamServer(Generic[S]):
 
     Args:
         service: the service, after which the threads are named.
-        make: returns the stream of a connection.
         credentials: returns the credentials of the server: the authorities of TLS.
     """
 

@@ -44,7 +44,6 @@ def server_context(
     """Return the context of a server; None if it has neither a certificate in files nor a token.
 
     Args:
-        token: the credentials of the clients, each of which has an authority.
         names: host names and addresses of the server, for clients that check them.
         mutual: whether clients must show a certificate of the token's authority. Those of HTTP need none.
 
@@ -122,7 +121,6 @@ def secured(
 
     Args:
         sock: the connection, or an attempt to connect to ``address``, a socket address of the host.
-        token: this process's credential; empty for none.
     """
     settings, numeric, port = settings or tls_settings(), str(address[0]), int(address[1])
     beyond = is_beyond_host(sock, numeric)

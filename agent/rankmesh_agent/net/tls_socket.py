@@ -106,9 +106,6 @@ class TlsSocket(socket.socket):
         sock: the socket, which this object takes over.
         peer: the peer's address, for errors.
         name: at a client, the name of the server; None at a server.
-
-    Attributes:
-        secured: whether the TLS handshake is complete.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, peer: str, name: str | None = None) -> None:

@@ -22,15 +22,15 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.observe.processes import RankProcess, python_below
 from rankmesh_agent.wire.hello import Client, Service
-from rankmesh_agent.wire.schemas import Heartbeat, JoinRequest, Leave, Member
+from rankmesh_agent.wire.schemas import Heartbeat, JoinRequest, Leave, Member, ThreadStack
 from rankmesh_agent.wire.snapshot import RUNNING, ProcessView
 
 _LOOK_SECONDS = 15.0
 """Most time between two looks at the stack, of which each takes some 30 ms of a core; less at the beginning."""
-_LOOKS, _PAUSE_SECONDS = 4, 0.25
-"""Looks at a stack for one answer, until it has changed or been the same for a second, and the time between."""
-_UNCHANGED_SECONDS = 1.0
-_SPY_SECONDS = 1.0
+_ANSWER_SECONDS, _PAUSE_SECONDS = 1.1, 0.08
+"""Seconds of further looks at a stack for one answer, unless it changes, and the time between two of them."""
+_SPY_SECONDS = 3.0
+"""Time limit of py-spy, on a busy host."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -57,6 +57,7 @@ class ObservedRank:
         self.pid = found.pid
         self._lock = threading.Lock()
         self._frames: list[tuple[str, int, str]] | None = None
+        self._stacks: list[ThreadStack] = []
         self._since = self._looked_at = time.monotonic()
         self._look_seconds = 1.0
         self._used = (0.0, self._since)
@@ -106,12 +107,11 @@ class ObservedRank:
     def _view(self, _: Client) -> ProcessView:
         """Return the process, with the time for which its stack has been the same: it is looked at several times."""
         view = self._look()
-        for _again in range(_LOOKS - 1):
-            if view.state not in RUNNING or not view.stacks:
-                break
+        until = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < until and view.state in RUNNING and view.stacks:
             time.sleep(_PAUSE_SECONDS)
             view = self._look()
-            if not view.unchanged or view.unchanged >= _UNCHANGED_SECONDS:
+            if not view.unchanged:
                 break
         return view
 
@@ -119,6 +119,10 @@ class ObservedRank:
         with self._lock:
             view = process.view(python_below(self.pid), _SPY_SECONDS)
             now = self._looked_at = time.monotonic()
+            if not view.stacks and self._stacks and view.state in RUNNING:  # py-spy had no time, or met a change
+                view.stacks = self._stacks
+                return view
+            self._stacks = view.stacks
             calls = [each for stack in view.stacks[:1] for each in stack.frames if each.origin == "user"]
             frames = [(each.file, each.line, each.function) for each in calls]
             if frames != self._frames:

@@ -71,10 +71,6 @@ class Connector(threading.Thread):
     Args:
         members: all ranks, this process included; those without addresses are asked of the membership.
         listener: the listener to which other ranks connect; ``close`` closes it.
-        membership: the gateway's knowledge of the ranks.
-
-    Attributes:
-        failures: the errors of ranks that cannot be reached.
     """
 
     def __init__(

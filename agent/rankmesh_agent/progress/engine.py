@@ -60,7 +60,6 @@ class ProgressEngine:
         lock: guards the engine and the groups' messages.
         call_count: number of calls of the foreground so far, each counted before it takes the lock: the background
             thread then releases it.
-        driven: whether a thread drives the engine.
         lost_peers: how the peers have ended that have: by their GOODBYE, or as the end of the connection shows.
         lost_at: when, by the monotonic clock.
         dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock held.
@@ -70,7 +69,6 @@ class ProgressEngine:
         on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
         departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
             ranks that connect later get it, too.
-        wait_graph: which ranks the other ranks wait for.
         status_sources: return the calls and messages of this process that wait.
     """
 

@@ -258,12 +258,7 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
                     transfer.done = True
 
     def receive(self, sinks: Mapping[tuple[int, int], FrameSink], sink_for: SinkFor) -> bool:
-        """Receive the bytes that have arrived, as far as buffers are posted; return whether there may be more.
-
-        Args:
-            sinks: the sinks of the groups, by epoch and group.
-            sink_for: returns the sink of any other frame.
-        """
+        """Receive the bytes that have arrived, as far as buffers are posted; return whether there may be more."""
         budget = _TURN_BYTES
         self._drained = self._queued_while_corked = False
         while budget > 0:

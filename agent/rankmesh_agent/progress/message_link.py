@@ -61,11 +61,7 @@ class MessageLink(DirectLink):
 
     Each method that waits for arrivals raises CallMismatchError if the ranks have made different calls.
 
-    Args:
-        ranks: global ranks of the members, by group rank.
-
     Attributes:
-        calls: the latest calls that the ranks have reported.
         launches: the same of the calls that run on GPUs, at which a rank does not wait for the others.
         describe: returns the call under way in words.
         departed: the global ranks that have left the group.
@@ -185,12 +181,17 @@ class MessageLink(DirectLink):
 
     def _wait_for_all(self, arrivals: Collection[int], pending_sends: list[tuple[int, Transfer]]) -> None:
         expected = len(self._others)
+
+        def missing() -> list[int]:
+            unsent = {member for member, transfer in pending_sends if not transfer.done}  # it may have left meanwhile
+            return [member for member in self._others if member not in arrivals or member in unsent]
+
         self._wait(
             lambda: (
                 self._mismatched == self._seq
                 or (len(arrivals) == expected and all(transfer.done for _, transfer in pending_sends))
             ),
-            lambda: [member for member in self._others if member not in arrivals],
+            missing,
         )
 
     def step(self, to: int | None, payload: Payload, source: int | None) -> Payload:

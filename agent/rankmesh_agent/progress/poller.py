@@ -36,7 +36,6 @@ class Poller:
         sockets: the other connections, by rank.
         due: the connections to turn to at the next poll, whatever epoll reports.
         ends: reports the ends of connections alone, once each.
-        asleep: whether a thread sleeps in ``poll``.
     """
 
     def __init__(self, lock: threading.RLock, oversubscribed: bool) -> None:

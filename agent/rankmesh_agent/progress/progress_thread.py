@@ -27,9 +27,6 @@ class ProgressThread:
     The thread yields to the foreground, and stays away while the foreground calls again and again: two threads that
     alternate on the lock and the interpreter at every message are slower than one.
 
-    Args:
-        sinks: the sinks of its groups, by epoch and group.
-
     Attributes:
         driving: whether this thread drives the engine now.
         resting: whether this thread sleeps until it is needed.

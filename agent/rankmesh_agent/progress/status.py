@@ -73,9 +73,6 @@ def decode(payload: memoryview | bytes) -> list[tuple[Status, int]]:
 class CallTable:
     """The latest call that each rank of a group has reported. All methods are called with the engine's lock held.
 
-    Args:
-        send: sends a report to group ranks.
-
     Attributes:
         latest: the highest number of a call.
         oldest: the first number that other ranks need to hear of.

@@ -65,7 +65,6 @@ class WaitGraph(FrameSink):
     """The waits that other ranks have reported. All methods are called with the engine's lock held.
 
     Args:
-        engine: the progress engine, which has the waits of this process.
         exhausted_since: returns what in this process has had to wait for a free descriptor since a time, or nothing.
 
     Attributes:

@@ -53,7 +53,6 @@ class RemoteAgent:
     """One rank of a job, from the lease of its agent to the release.
 
     Args:
-        offer: the agent that the gateway offered.
         terms: of the lease, without holder and the time of the join; ``member.rank`` has the rank.
 
     Attributes:

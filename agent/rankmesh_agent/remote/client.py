@@ -114,7 +114,6 @@ class AgentClient:
 
     Attributes:
         member: this process's rank, as its peers know it; set after the join.
-        left: whether this process has left the job.
     """
 
     member: Member

@@ -37,8 +37,6 @@ class Session:
         stream: of the process; it is the lease.
 
     Attributes:
-        agent: the agent once it has joined the job.
-        groups: the process's groups, by their ids.
         messages: its messages in progress, by its own numbers.
         lost: errors of the ranks that have failed since it has asked for them.
 

@@ -119,7 +119,6 @@ class Mapping:
         name: the file's name, for the peers that open it, at most 76 ASCII characters; empty if this process has not
             created it.
         bytes: the memory, uint8.
-        address: address of the first byte in this process.
         descriptor: the file's descriptor, -1 once ``release`` has closed it; ``open`` does so, too.
     """
 

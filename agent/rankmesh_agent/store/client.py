@@ -55,7 +55,6 @@ class Call(Generic[T]):
         failure: the failure of a rank that has ended its wait, if any.
         cancelled: whether the caller does not wait for the result any more.
         retries: how often it may be repeated at once if its connection breaks.
-        connection: the connection that carries it now, or has before.
     """
 
     __slots__ = ("began", "cancelled", "command", "connection", "failure", "request_id", "retries")
@@ -155,7 +154,6 @@ class StoreClient(Store):
     is repeated over another one, and the server executes it once.
 
     Args:
-        url: base URL of the server of the keys and values.
         unix_socket: name of the server's unix socket, where that is known.
 
     Attributes:

@@ -46,12 +46,10 @@ class Connection:
         sock: its socket, which does not block.
         handshake: the handshake in progress, None once the client has passed it.
         admission: its place among the unauthenticated connections during the handshake.
-        timer: of the handshake, or of the pending request.
         name: its name at both ends, by which a client identifies it after it broke.
         table: the keys and values of the client's store, after the handshake; None if the server has no such one.
         wanted: number of bytes that make the next request.
         received: those of them that have come.
-        unsent: the rest of a frame that the socket's buffer did not take.
         pending: the request that waits; the thread that takes it, under the lock, sends the response.
         last: number of the last request that changed something, and the response.
         lock: prevents closing while another thread sends.

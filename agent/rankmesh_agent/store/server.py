@@ -68,7 +68,6 @@ class StoreServer:
     """Serves stores, or only one, to the connections of a port. Its thread starts with the first one.
 
     Args:
-        token: the secret of all stores, or all credentials.
         unix_socket: name of the unix socket that brings connections, too; '' for none. Clients at the port learn it.
     """
 

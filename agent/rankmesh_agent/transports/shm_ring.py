@@ -362,8 +362,6 @@ class RingTransport(TcpTransport):
     """Transport through shared memory on the same host, set up over TCP; TCP to other hosts, and as a fallback.
 
     Args:
-        directory: directory of the shared memory files.
-        job: the job's name, part of the files' names.
         strict: whether to raise rather than fall back to TCP if the processes cannot share memory.
     """
 

@@ -42,10 +42,7 @@ class AgentReply(NamedTuple):
 
 
 class AgentClient:
-    """Sends requests to agents.
-
-    Each request has connections of its own, closed after it: requests are rare, and agents come and go.
-    """
+    """Sends requests to agents, each over connections of its own: requests are rare, and agents come and go."""
 
     def __init__(self, token: str = "") -> None:
         self._token = token
@@ -60,14 +57,9 @@ class AgentClient:
         seconds: float,
         all_or_none: bool = False,
     ) -> dict[int, AgentReply]:
-        """Send the same request to several agents at once.
+        """Send the same request to several agents at once; return the replies by rank, in the order in which they came.
 
-        Args:
-            all_or_none: whether one failure makes the other replies useless: those that have not come by then are
-                left out.
-
-        Returns:
-            The replies by rank, in the order in which they came.
+        If ``all_or_none``, those that have not come by the first failure are left out.
         """
         try:
             token = for_job(self._token, job)

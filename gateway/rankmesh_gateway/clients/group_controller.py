@@ -59,12 +59,7 @@ class GroupController:
         self._agents = agents
 
     async def make(self, job: str, ranks: Sequence[int], name: str, timeout: float = MAKE_SECONDS) -> GroupMade:
-        """Create a group at all its members, or at none.
-
-        Args:
-            ranks: global ranks of the members, by group rank.
-            name: the group's name; a new one if empty.
-        """
+        """Create a group at all its members, or at none; ``ranks`` are global, by group rank; '' is a new name."""
         members = self._registry.members(job)
         _check_ranks(ranks, members)
         names = {group.name for group in self._registry.groups(job)}

@@ -115,15 +115,22 @@ class DiagnosisService:
             records: whether the snapshots have all calls that the flight recorders keep, up to MAX_DUMPED a group.
         """
         service = Service.RECORDS if records else Service.SNAPSHOT
-        return await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience, service)
+        found = await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience, service)
+        for each in found if records else ():
+            if each.snapshot is not None and each.snapshot.unchanged is not None:
+                each.snapshot, each.error = None, "its calls are not known: 'rankmesh observe' looks from outside"
+        return found
 
-    async def stragglers(self, job: str | None, seconds: float, patience: float) -> StragglerReport:
+    async def stragglers(
+        self, job: str | None, seconds: float, patience: float, *, links: bool = False
+    ) -> StragglerReport:
         """Return which ranks of one job or of all make the others wait, by the calls of the last seconds, and why.
 
         Args:
             job: the job; None for all.
             seconds: see there.
             patience: seconds in which an agent must answer.
+            links: whether to watch for slow links, for WATCH_SECONDS, if no rank is late.
         """
         details = await self.snapshots(job, (), patience, records=True)
         by_job: dict[str, list[RankDetails]] = {}
@@ -134,7 +141,7 @@ class DiagnosisService:
         found = await asyncio.to_thread(
             lambda: [each for name, ranks in by_job.items() for each in find_stragglers(ranks, usage[name], seconds)]
         )
-        for name in by_job.keys() - {each.job for each in found}:
+        for name in by_job.keys() - {each.job for each in found} if links else ():
             found += slow_links(name, await asyncio.to_thread(self._waits, name, patience))
         return StragglerReport(found, [NoAnswer(each.rank, each.error) for each in details if each.snapshot is None])
 

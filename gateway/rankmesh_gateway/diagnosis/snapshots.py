@@ -24,8 +24,8 @@ _CONCURRENCY = 128
 _CHUNK_BYTES = 1 << 18
 _STOPPED_SECONDS = 0.2
 """Seconds in which the agent of a stopped process must answer: it cannot."""
-_OBSERVED_SECONDS = 1.5
-"""Seconds for which an observer looks at its rank, besides those in which it must answer."""
+_OBSERVED_SECONDS = 4.0
+"""Seconds for which an observer may look at its rank, besides those in which it must answer."""
 
 
 def add_snapshots(
@@ -72,7 +72,9 @@ def _add_snapshot(report: RankReport, service: Service, token: str, patience: fl
     try:
         report.asked = time.time()
         if report.observed:
-            _add_view(report, for_job(token, report.job), patience + _OBSERVED_SECONDS)
+            credential, attachment = for_job(token, report.job), rank_attachment(report.rank)
+            found = fetch_snapshot(report.url, credential, limit + _OBSERVED_SECONDS, Service.PROCESS, attachment)
+            _add_view(report, json_text.convert(ProcessView, found))
         else:
             report.snapshot = fetch_snapshot(report.url, for_job(token, report.job), limit, service)
         report.answered = time.time()
@@ -83,15 +85,18 @@ def _add_snapshot(report: RankReport, service: Service, token: str, patience: fl
         if report.local:
             report.outside = process.view(report.pid, patience)
             report.process = report.outside.state
+            if report.observed:
+                _add_view(report, report.outside)
 
 
-def _add_view(report: RankReport, token: str, seconds: float) -> None:
+def _add_view(report: RankReport, view: ProcessView) -> None:
     """Add the view of an observed rank's process: as a snapshot if it runs, and has stacks."""
-    found = fetch_snapshot(report.url, token, seconds, Service.PROCESS, rank_attachment(report.rank))
-    view = report.outside = json_text.convert(ProcessView, found)
+    report.outside = view
     if view.state in RUNNING and view.stacks and not view.frozen:
         place = report.job, report.epoch, report.rank
         report.snapshot = asdict(RankSnapshot(*place, attached=False, stacks=view.stacks, unchanged=view.unchanged))
+    elif view.state in ("-", "Z", "X"):
+        report.state = "left"  # its observer is about to report how
     else:
         report.process, report.error = view.state, view.no_stacks or "its process does not run"
 

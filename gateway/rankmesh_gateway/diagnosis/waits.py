@@ -14,6 +14,7 @@ from rankmesh_gateway.humanize import seconds
 
 _ALL_EXCHANGE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that no rank completes before all have begun them."""
+_OVER = ("failed", "left")
 
 
 class Wait(NamedTuple):
@@ -56,7 +57,7 @@ class JobView:
         self.joining = [report for report in reports if report.state == "joining"]
         self.job = reports[0].job
         self.snapshots = {rank: report.snapshot for rank, report in self.reports.items() if report.snapshot is not None}
-        self.silent = {rank for rank, each in self.reports.items() if each.snapshot is None and each.state != "failed"}
+        self.silent = {rank for rank, each in self.reports.items() if each.snapshot is None and each.state not in _OVER}
         self.observed = {
             rank: library_call(each["stacks"])
             for rank, each in self.snapshots.items()

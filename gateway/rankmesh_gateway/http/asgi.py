@@ -30,11 +30,7 @@ _POLL_SECONDS = 0.05
 
 
 class GatewayApplication:
-    """ASGI application.
-
-    Args:
-        make_framework_app: returns the web framework's application, which has all endpoints; called in a thread.
-    """
+    """ASGI application; ``make_framework_app``, called in a thread, returns the framework's, with all endpoints."""
 
     def __init__(self, services: handlers.Services, make_framework_app: Callable[[], Application]) -> None:
         self._services = services

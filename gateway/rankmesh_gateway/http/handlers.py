@@ -105,6 +105,7 @@ class StragglersQuery(JobQuery):
 
     seconds: Annotated[float, Meta(ge=0.1, description="Only the calls of the last seconds count.")] = 60.0
     patience: _Patience = PATIENCE_SECONDS
+    links: Annotated[bool, Meta(description="If no rank is late, watch for slow links, for a second.")] = False
 
 
 @dataclass(kw_only=True)
@@ -258,7 +259,7 @@ async def stragglers(services: Services, query: StragglersQuery) -> StragglerRep
 
     The gateway asks the agents of all ranks for the calls that their flight recorders keep.
     """
-    return await services.diagnosis.stragglers(query.job, query.seconds, query.patience)
+    return await services.diagnosis.stragglers(query.job, query.seconds, query.patience, links=query.links)
 
 
 async def rank_snapshots(services: Services, query: SnapshotsQuery) -> list[RankDetails]:

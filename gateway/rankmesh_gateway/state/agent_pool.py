@@ -160,11 +160,7 @@ class AgentPool:
             return LeaseOffer(agent.beat)
 
     def none_free_error(self, request: LeaseRequest, job: str | None = None) -> NoFreeAgentError:
-        """Return the error of a request that has waited in vain: it names the agents and their states.
-
-        Args:
-            job: the only job whose particulars the client may see; None for all.
-        """
+        """Return the error of a request that has waited in vain: it names the agents that ``job`` may see."""
         with self._lock:
             now, agents = self._clock(), self._in_order()
             listed = [agent.describe(now, job) for agent in agents[:_MAX_LISTED]]

@@ -251,11 +251,7 @@ class Epoch:
         self._due = min(self._due, record.last_seen + suspect_seconds(record.interval))
 
     def report_lost(self, reporter: RankRecord, lost: list[LostRank], *, more: bool) -> list[RankRecord]:
-        """Record which ranks another one reports lost; a repeated report changes nothing.
-
-        Returns:
-            The ranks that have failed by this report.
-        """
+        """Record which ranks another one reports lost; return those that have failed by this report."""
         if not lost and (more or not reporter.lost_peers):
             return []
         before, named = reporter.lost_peers, frozenset(each.rank for each in lost)
@@ -275,10 +271,8 @@ class Epoch:
         """Record the failure of the ranks that have been silent for too long and to which no peer is connected.
 
         A process that is stopped, or that holds the interpreter for long, sends no heartbeat; its connections stand,
-        its peers wait for it, and it may go on.
-
-        Returns:
-            Whether states may have changed; if not, no rank has been looked at.
+        its peers wait for it, and it may go on. Returns whether states may have changed; if not, no rank has been
+        looked at.
         """
         if now < self._due:
             return False

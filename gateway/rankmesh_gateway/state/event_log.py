@@ -116,11 +116,9 @@ class EventLog:
             return self._counted.copy()
 
     def resume_position(self, seen: int | None) -> int:
-        """Return the position from which a listener continues that has seen an event.
+        """Return the position from which a listener continues that has seen an event; None: with the next event.
 
-        Args:
-            seen: the event's id; None to begin with the next event. After an id of another log, all events follow
-                that are kept.
+        After an id of another log, all events follow that are kept.
         """
         if seen is None:
             return self.last

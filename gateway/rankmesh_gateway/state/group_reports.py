@@ -14,8 +14,7 @@ from rankmesh_gateway.state.validation import MAX_GROUPS
 class GroupChanges:
     """What a heartbeat has changed.
 
-    Attributes:
-        resend: whether the heartbeat names changes since one that is not known, so that it has changed nothing.
+    ``resend``: it names changes since one that is not known, so that it has changed nothing.
     """
 
     reported: list[GroupInfo] = field(default_factory=list)

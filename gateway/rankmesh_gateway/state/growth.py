@@ -43,11 +43,7 @@ class Growth:
         return [record.member for epoch in self.epochs() for record in epoch.unassigned.values()]
 
     def join(self, request: JoinRequest, number: int, now: float) -> Epoch:
-        """Admit a process that awaits the growth, or a rank of the world that grows.
-
-        Returns:
-            The epoch in which it waits, which may be complete by that.
-        """
+        """Admit a process that awaits the growth, or a rank of the world that grows; return its epoch."""
         member = request.member
         if request.growth is None:
             self.epoch_of(member).admit(member, now)

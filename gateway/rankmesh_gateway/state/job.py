@@ -67,10 +67,9 @@ class Job:
             yield self.forming
 
     def join(self, request: JoinRequest, now: float) -> Epoch:
-        """Admit a rank to the forming epoch, whose world may be complete by that.
+        """Admit a rank to the forming epoch, whose world may be complete by that; return the rank's epoch.
 
-        Returns:
-            The rank's epoch: one that is complete if this very process joined it earlier.
+        That is one that is complete if this very process joined it earlier.
         """
         self._check_attempt(request)
         if request.awaits_growth:
@@ -160,13 +159,9 @@ class Job:
         self._drop_old_epochs(now)
 
     def restart(self, attempt: int, now: float, reason: str = "") -> list[Future[JoinReply]]:
-        """End the epochs of earlier attempts: their ranks are neither live nor failed any more, but over.
+        """End the epochs before the launcher's attempt: their ranks are neither live nor failed any more, but over.
 
-        Args:
-            attempt: how often the launcher has restarted the job; does nothing if this is known.
-
-        Returns:
-            The joins of earlier attempts that wait, to be cancelled.
+        Returns their joins that wait, to be cancelled.
         """
         if attempt <= self.attempt:
             return []
@@ -232,8 +227,7 @@ class Job:
     def process_exited(self, rank: int, pid: int, host: str, reason: str, now: float) -> None:
         """Record how a process exited, from the launcher that observed it: its cause is more exact than the peers'.
 
-        Args:
-            pid: its id; the rank may be held by a child of it.
+        The rank may be held by a child of the process.
         """
         for epoch in self.epochs.values():
             here = [record for record in epoch.records.values() if record.member.host == host]

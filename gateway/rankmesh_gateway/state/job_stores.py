@@ -24,11 +24,7 @@ _SETTLED_SECONDS = 60.0
 
 
 class JobStores:
-    """The stores of all jobs. Thread-safe.
-
-    Args:
-        backend: keeps them for the next gateway; None if nothing does.
-    """
+    """The stores of all jobs, which a backend keeps for the next gateway, if there is one. Thread-safe."""
 
     def __init__(
         self,

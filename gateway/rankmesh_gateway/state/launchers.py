@@ -19,11 +19,7 @@ class LauncherRegistry:
         self._jobs: dict[str, RendezvousState] = {}
 
     def heartbeat(self, beat: LauncherHeartbeat) -> LauncherReply:
-        """Record a launcher's heartbeat.
-
-        Returns:
-            The attempt that the job is at, this node's place in it, and whether no other one can follow.
-        """
+        """Record a heartbeat; return the job's attempt, this node's place, and whether no other one can follow."""
         check_launcher(beat)
         with self._lock:
             now = self._clock()

@@ -169,15 +169,8 @@ class Registry:
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Record a heartbeat; a registry that does not know the rank, its epoch or its job adds them.
 
-        Returns:
-            The ranks of the same job and epoch that have failed; the reason to restart if the job's nodes have changed.
-
-        Raises:
-            InvalidRequestError: a value of the heartbeat is invalid.
-            RankTakenError: another live process holds this rank of the epoch.
-            WorldSizeMismatchError: the epoch's other ranks have another world size.
-            GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
-            GatewayClosingError: the registry is closed.
+        Returns the failed ranks of the epoch, and the reason to restart if the job's nodes have changed. Raises as
+        ``join``.
         """
         check_heartbeat(beat)
         with self._lock:

@@ -156,11 +156,7 @@ class RegistryFile:
 
 
 class SQLiteStores:
-    """Backend of the jobs' stores: a table of an SQLite database, which one gateway has open.
-
-    Args:
-        lock: held during each transaction: other threads use the database, too.
-    """
+    """Backend of the jobs' stores: a table of an SQLite database of one gateway, whose threads share it by the lock."""
 
     def __init__(self, database: sqlite3.Connection, lock: threading.RLock) -> None:
         self._database, self._lock = database, lock

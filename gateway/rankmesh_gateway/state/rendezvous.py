@@ -24,11 +24,7 @@ MAX_LAUNCHERS = 4096
 
 
 class NodeChange(NamedTuple):
-    """Change of a job's nodes, which ends an attempt.
-
-    Attributes:
-        lost_ranks: the ranks of a node that is lost; empty if a node has joined.
-    """
+    """Change of a job's nodes, which ends an attempt: the ranks of a node that is lost, none if a node has joined."""
 
     reason: str
     lost_ranks: list[int]
@@ -209,7 +205,7 @@ class RendezvousState:
             self.attempt, self._restarts, self.reason, self.change = beat.attempt, beat.restarts, "", None
             self._size = beat.attempt_nodes or beat.nodes
             self._first_end = None
-        if beat.attempt == self.attempt and beat.node != NO_NODE:
+        if beat.attempt == self.attempt:
             self._members[beat.instance] = beat.node
 
     def _on_stop(self, launcher: _Launcher) -> None:

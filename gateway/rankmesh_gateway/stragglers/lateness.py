@@ -27,6 +27,7 @@ _LESS = 1 / 3
 _DIRECT = 3
 """Ranks of a world that use all links; in a larger one, a link on which no rank waits may be unused."""
 _BUSY = 0.7
+_MORE_CPU = 0.1
 
 
 def find_stragglers(
@@ -147,8 +148,9 @@ def activity(ranks: Collection[int], usage: Mapping[int, ResourceUsage]) -> str:
     """Return what ranks do, by their use of resources and that of the others; empty if it is not known."""
     if not usage.keys() & {*ranks}:
         return ""
-    cpu, _ = _compared({rank: each.cpu for rank, each in usage.items()}, ranks)
-    does = "computes" if cpu >= _BUSY else "waits, for data perhaps, and does not compute"
+    cpu, usual = _compared({rank: each.cpu for rank, each in usage.items()}, ranks)
+    more = cpu >= _BUSY or cpu - usual >= _MORE_CPU
+    does = "computes" if more else "waits, for data perhaps, and does not compute"
     return _taken(ranks, usage) or f"{does} ({cpu:.0%} of a core)"
 
 

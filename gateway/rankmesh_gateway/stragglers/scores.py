@@ -7,7 +7,7 @@ groups spend as much of it in collectives altogether as the ranks that wait for 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rankmesh_agent.wire.schemas import ResourceUsage
@@ -51,34 +51,32 @@ class RankScores:
                 kept.append(report)
             while len(kept) > 2 and now - kept[1].at >= WINDOW_SECONDS:
                 kept.popleft()
-        self.values = _scores({rank: _shares(kept[0], kept[-1]) for rank, kept in self._reports.items()})
+        self.values = _scores({rank: _shares(kept) for rank, kept in self._reports.items()})
         late = {rank for rank, score in self.values.items() if score >= (SLOW / 2 if rank in self.slow else SLOW)}
         self._since = {rank: self._since.get(rank, now) for rank in late}
         self.slow = {rank: at for rank, at in self._since.items() if now - at > WINDOW_SECONDS}
 
     def usage(self) -> dict[int, ResourceUsage]:
         """Return what ranks use of their hosts, as far as it is known."""
-        ends = {rank: (kept[0], kept[-1]) for rank, kept in self._reports.items() if len(kept) > 1}
-        return {
-            rank: ResourceUsage(
-                *(
-                    max(0.0, (new - old) / (last.at - first.at))
-                    for new, old in zip(vars(last.usage).values(), vars(first.usage).values(), strict=True)
-                )
-            )
-            for rank, (first, last) in ends.items()
-            if first.usage is not None and last.usage is not None
-        }
+        found = {}
+        for rank, kept in self._reports.items():
+            known = [(report.at, vars(report.usage).values()) for report in kept if report.usage is not None]
+            if len(known) > 1:
+                (begin, first), (end, last) = known[0], known[-1]
+                used = (max(0.0, new - old) / (end - begin) for new, old in zip(last, first, strict=True))
+                found[rank] = ResourceUsage(*used)
+        return found
 
 
-def _shares(first: Report, last: Report) -> dict[str, float]:
-    """Return the shares of the time between two reports that a rank has spent in groups with enough calls."""
-    seconds = max(1e-9, last.at - first.at)
-    return {
-        group: (last.groups[group][1] - spent) / seconds
-        for group, (calls, spent) in first.groups.items()
-        if group in last.groups and last.groups[group][0] - calls >= _MIN_CALLS
-    }
+def _shares(reports: Sequence[Report]) -> dict[str, float]:
+    """Return the shares of the time of its reports that a rank has spent in each group with enough calls."""
+    shares, last = {}, reports[-1]
+    for group, (calls, seconds) in last.groups.items():
+        first = next(report for report in reports if group in report.groups)  # the first of all may be before the group
+        calls_then, seconds_then = first.groups[group]
+        if calls - calls_then >= _MIN_CALLS:
+            shares[group] = (seconds - seconds_then) / (last.at - first.at)
+    return shares
 
 
 def _scores(shares: Mapping[int, Mapping[str, float]]) -> dict[int, float]:

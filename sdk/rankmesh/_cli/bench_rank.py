@@ -20,12 +20,7 @@ _WARM_UP = 3
 
 
 class Case(NamedTuple):
-    """An operation.
-
-    Attributes:
-        call: carries it out once.
-        bus: bytes that each rank sends per byte of the size.
-    """
+    """An operation: what carries it out once, and the bytes that each rank sends per byte of the size."""
 
     call: Callable[[], Any]
     result: Any = 0

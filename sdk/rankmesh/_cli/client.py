@@ -52,11 +52,7 @@ class ServiceClient:
     def request(
         self, method: str, path: str, document: Any = None, *, content: bytes = b"", wait: float = 0.0
     ) -> HttpResponse:
-        """Send a request and return the response, whatever its status.
-
-        Args:
-            wait: seconds that the service may wait, besides the client's timeout.
-        """
+        """Send a request and return the response, whatever its status; ``wait`` is in addition to the timeout."""
         from rankmesh_agent.net.http_client import NoResponseError, UnauthenticatedServerError
 
         try:

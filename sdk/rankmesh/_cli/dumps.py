@@ -47,8 +47,7 @@ class DumpFile(NamedTuple):
 def read_dumps(directory: Path, job: str = "") -> list[RankReport]:
     """Return the ranks of a job, of its newest epoch, from the dumps in a directory; ranks without a dump, too.
 
-    Args:
-        directory: the directory; its subdirectories and hidden files are left out.
+    Subdirectories and hidden files are left out.
     """
     try:
         paths = sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
@@ -79,11 +78,7 @@ def read_dumps(directory: Path, job: str = "") -> list[RankReport]:
 
 
 def record_reports(answers: Mapping[int, tuple[Any, float]], job: str) -> list[RankReport]:
-    """Return the ranks of a job from saved answers of ``/v1/flight-recorder``.
-
-    Args:
-        answers: the answers by rank, each with the time at which it was saved, in seconds since 1970.
-    """
+    """Return the ranks of a job from saved answers of ``/v1/flight-recorder``, each with the time of its writing."""
     records = {rank: json_text.convert(list[FlightRecord], answer) for rank, (answer, _) in answers.items()}
     members: dict[tuple[str, str], list[int]] = {}
     for rank, found in sorted(records.items()):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -33,7 +33,14 @@ _SEARCH_SECONDS = 0.5
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command, or watch processes; return the command's exit code, or end by its signal."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.command:
+        parser.error("give a command, or --pid and process ids")
+    if options.gateway:
+        from rankmesh._cli.options import base_url  # only here: typer takes memory
+
+        options.gateway = base_url(options.gateway)
     if options.pid:
         return _watch(options)
     try:
@@ -41,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         print_error(f"cannot run {options.command[0]!r}: {error.strerror}")
         return 127 if isinstance(error, FileNotFoundError) else 126
-    observer = Observer(options.gateway, options.job, lambda: ranks_below(child.pid))
+    observer = Observer(options.gateway, options.job, lambda: ranks_below(child.pid).values())
     threading.Thread(target=observer.run, name="rankmesh-observe", daemon=True).start()
     code = child.wait()
     observer.end({child.pid: _ending(code)} if code else {})
@@ -97,7 +104,7 @@ def _watch(options: argparse.Namespace) -> int:
     except ValueError as error:
         print_error(str(error))
         return USAGE
-    observer = Observer(options.gateway, options.job, lambda: {each.rank: each for each in found if _runs(each.pid)})
+    observer = Observer(options.gateway, options.job, lambda: [each for each in found if _runs(each.pid)] or None)
     with suppress(KeyboardInterrupt):
         observer.run()
     observer.end({})
@@ -128,10 +135,10 @@ class Observer:
     Args:
         gateway: URL of the gateway; empty to start one, or that which rank 0's observer starts.
         job: the job's name; empty for the launcher's.
-        find: returns the processes that run now, by rank.
+        find: returns the processes that run now; None once there will be no more.
     """
 
-    def __init__(self, gateway: str, job: str, find: Callable[[], Mapping[int, RankProcess]]) -> None:
+    def __init__(self, gateway: str, job: str, find: Callable[[], Iterable[RankProcess] | None]) -> None:
         self._gateway, self._job, self._find = gateway, job, find
         self._locator: GatewayLocator | None = None
         self._ranks: dict[int, ObservedRank | None] = {}
@@ -143,15 +150,13 @@ class Observer:
         try:
             settings = Settings.from_env(os.environ)
             self._locator, settings = _located(self._gateway, self._job, settings)
-            while not self._ended.is_set():
-                found = {each.pid: each for each in self._find().values()}
+            while not self._ended.is_set() and (running := self._find()) is not None:
+                found = {each.pid: each for each in running}
                 for pid in found.keys() - self._ranks.keys():
                     self._ranks[pid] = None
                     threading.Thread(target=self._join, args=(settings, found[pid]), daemon=True).start()
                 for pid in self._ranks.keys() - found.keys():
                     self._leave(pid, "")
-                if self._ranks and not found:
-                    return
                 self._ended.wait(_SEARCH_SECONDS)
         except (DistError, OSError, ValueError) as error:
             print_error(f"not observed: {error}")
@@ -197,14 +202,13 @@ def _located(gateway: str, job: str, settings: Settings) -> tuple[GatewayLocator
         settings = replace(settings, master_port=None)
         settings = with_master_address(settings, launcher)
     elif rank is not None:
-        number = zlib.crc32(f"{settings.master_addr}:{settings.master_port}".encode())
-        name = name or f"observe-{settings.master_port}"
-        settings = replace(settings, master_port=FIRST_PORT + number % PORTS)
+        port = FIRST_PORT + zlib.crc32(f"{settings.master_addr}:{settings.master_port}".encode()) % PORTS
+        name, settings = name or f"observe-{port}", replace(settings, master_port=port)
     else:
         name, rank = name or f"observe-{os.getpid()}", 0
         settings = replace(settings, master_addr=LOOPBACK, master_port=0)
     settings = replace(settings, job=job or name)
     if url := gateway or settings.gateway:
         parts = urlsplit(url)
-        return KnownGateway(url.rstrip("/"), parts.hostname or LOOPBACK, parts.port or 0, settings), settings
+        return KnownGateway(url, parts.hostname or LOOPBACK, parts.port or 0, settings), settings
     return TcpLocator(settings.master_addr or LOOPBACK, settings.master_port or 0, rank, settings), settings

@@ -120,7 +120,7 @@ def fetch_stragglers(gateway: ServiceClient, job: str, seconds: float, patience:
     Raises:
         CommandError: the gateway does not answer, or has no such job.
     """
-    query = _query(job, seconds=seconds, patience=patience)
+    query = _query(job, seconds=seconds, patience=patience, links="true")
     found = json_text.convert(StragglerReport, gateway.get(f"/v1/stragglers{query}"))
     if job and not (found.stragglers or found.silent):
         check_job(gateway, job, {each["job"] for each in gateway.get("/v1/jobs")})

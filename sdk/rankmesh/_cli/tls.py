@@ -77,11 +77,7 @@ def make(
 
 
 def make_certificates(directory: Path, hosts: list[list[str]], validity: datetime.timedelta) -> None:
-    """Make the files of ``rankmesh tls make``.
-
-    Args:
-        hosts: the names and addresses of each host; the first one names its files.
-    """
+    """Make the files of ``rankmesh tls make``, for the names and addresses of each host; the first names the files."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = _load_authority(directory) or _issue(directory, _AUTHORITY, datetime.timedelta(days=3650))
     for names in hosts:

@@ -8,10 +8,10 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import UNREACHABLE, CommandError
@@ -21,53 +21,51 @@ from rankmesh._cli.stacks import Details, stack_lines
 from rankmesh._cli.tables import Table, lines
 from rankmesh_agent.wire.printable import printable, printable_lines
 from rankmesh_gateway.humanize import seconds, size
+from rankmesh_gateway.stragglers.scores import SLOW
 
 _TICK = 0.25
-_ORDERS = {"r": "rank", "c": "CPU", "w": "core wait", "m": "memory", "o": "calls/s", "t": "for"}
+_ORDERS = {"r": "rank", "c": "CPU", "w": "core wait", "m": "memory", "s": "slow", "o": "calls/s", "t": "for"}
 _PERCENT = "{:.0%}".format
-_TEXTS = {"CPU": _PERCENT, "core wait": _PERCENT, "memory": size, "calls/s": "{:.1f}".format, "for": seconds}
+_TEXTS: dict[str, Callable[[float], str]] = {
+    "CPU": _PERCENT, "core wait": _PERCENT, "memory": size, "slow": _PERCENT, "calls/s": "{:.1f}".format, "for": seconds
+}  # fmt: skip
+_COUNTERS = {"CPU": "cpu_seconds", "core wait": "core_wait_seconds"}
 _MOVES = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
 _KEYS = f"sort by {', '.join(f'{key} {name}' for key, name in _ORDERS.items())}; arrows and Enter: a stack; q: end"
 _LEAST_ROWS = 3
 
 
-RankKey = tuple[str, int, int]
-"""A rank: its job, epoch and number."""
-
-
 class Look(NamedTuple):
-    """The answers of a gateway at one moment; the ranks, or the reason why they are not shown."""
+    """The answers of a gateway at one moment; the ranks by job, epoch, rank and pid, or why they are not shown."""
 
     overview: Overview
     verdict: Verdict
-    ranks: Mapping[RankKey, Details]
+    ranks: Mapping[tuple[Any, ...], Details]
     refusal: str = ""
 
 
 def live(service: ServiceClient, job: str, first: tuple[Overview, Verdict], interval: float) -> Verdict:
     """Show ranks, groups and calls in flight until q or Ctrl-C; return the last verdict."""
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     looks: SimpleQueue[Look | Exception] = SimpleQueue()
     screen, changed = Screen(service.url, Look(*first, {})), True
     threading.Thread(target=_ask, args=(looks, service, job, interval), daemon=True).start()
-    console = Console()
-    with _cbreak() as there, Live(console=console, auto_refresh=False) as shown, suppress(KeyboardInterrupt):
+    with _cbreak() as there, Live(auto_refresh=False) as shown, suppress(KeyboardInterrupt):
         while True:
             while not looks.empty():
                 screen.take(looks.get())
                 changed = True
             if changed:
                 top = Text.from_ansi(screen.head().rstrip())
-                rows = console.height - len(top.wrap(console, console.width))
+                rows = shown.console.height - len(top.wrap(shown.console, shown.console.width))
                 rest = Text.from_ansi(screen.body(rows, keys=there), no_wrap=True, overflow="ellipsis")
                 shown.update(Group(top, rest), refresh=True)
             keys = _pressed(_TICK, there=there)
-            for key in keys:
-                if screen.press(key):
-                    return screen.look.verdict
+            if any(map(screen.press, keys)):
+                break
             changed = bool(keys)
     return screen.look.verdict
 
@@ -83,7 +81,7 @@ def _ask(looks: SimpleQueue[Look | Exception], service: ServiceClient, job: str,
                 found = fetch_snapshots(service, job, PATIENCE)
             except CommandError as error:  # of a credential that may not see stacks
                 refusal = str(error)
-            ranks = {(each["job"], each["epoch"], each["rank"]): each for each in found}
+            ranks = {(each["job"], each["epoch"], each["rank"], each["pid"]): each for each in found}
             looks.put(Look(overview, verdict, ranks, refusal))
         except Exception as error:
             looks.put(error)
@@ -103,8 +101,8 @@ class Screen:
         self._url, self._remark = url, ""
         self._before = look.ranks
         self._order, self._place = "r", 0
-        self._ranks: list[RankKey] = []
-        self._stack: RankKey | None = None
+        self._ranks: list[tuple[Any, ...]] = []
+        self._stack: tuple[Any, ...] | None = None
 
     def take(self, look: Look | Exception) -> None:
         """Show the next look; raise an error, unless it is that the gateway does not answer."""
@@ -143,11 +141,15 @@ class Screen:
     def _table(self, world: Table, room: int, *, keys: bool) -> Table:
         rows = []
         for each in self.look.overview["ranks"]:
-            member, key = each["member"], (each["job"], each["epoch"], each["member"]["rank"])
+            member = each["member"]
+            key = each["job"], each["epoch"], member["rank"], member["pid"]
             values, doing = _use(self.look.ranks.get(key), self._before.get(key))
+            if each.get("slow", 0.0) >= SLOW:
+                values["slow"] = each["slow"]
+            at = each["reason"] or "; ".join(filter(None, (each.get("process"), doing)))
             texts = [text(values[name]) if name in values else "" for name, text in _TEXTS.items()]
             number = "?" if member["rank"] < 0 else str(member["rank"])
-            cells = [number, member["host"], str(member["pid"]), each["state"], *texts, each["reason"] or doing]
+            cells = [number, member["host"], str(member["pid"]), each["state"], *texts, at]
             rows.append((-values.get(_ORDERS[self._order], -1.0), key, cells))
         rows.sort(key=lambda row: row[:2])
         self._ranks = [key for _, key, _ in rows]
@@ -162,11 +164,10 @@ def _use(details: Details | None, before: Details | None) -> tuple[dict[str, flo
     if details is None or (snapshot := details["snapshot"]) is None:
         return {}, "" if details is None else "; ".join(filter(None, (details["error"], details["place"])))
     found: dict[str, float] = {"memory": snapshot.get("memory_bytes", 0)}
-    past = before["snapshot"] if before is not None and before["pid"] == details["pid"] else None
-    if past is not None and before is not None and "monotonic" in past:
+    past = before and before["snapshot"]
+    if past and "monotonic" in past:
         calls = [sum(group["seq"] for group in each["groups"]) for each in (past, snapshot)]
-        used = {"CPU": "cpu_seconds", "core wait": "core_wait_seconds"}
-        gone = {"calls/s": calls[1] - calls[0]} | {name: snapshot[of] - past[of] for name, of in used.items()}
+        gone = {name: snapshot[of] - past[of] for name, of in _COUNTERS.items()} | {"calls/s": calls[1] - calls[0]}
         passed = max(1e-9, snapshot["monotonic"] - past["monotonic"])
         found |= {name: max(0.0, value) / passed for name, value in gone.items()}
     for wait in snapshot["store_waits"]:

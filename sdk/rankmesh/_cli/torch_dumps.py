@@ -38,11 +38,7 @@ def is_torch_dump(document: object) -> bool:
 
 
 def torch_reports(dumps: Mapping[int, tuple[Mapping[str, Any], float]], job: str) -> list[RankReport]:
-    """Return the ranks of a job.
-
-    Args:
-        dumps: the dumps by rank, each with the time at which it was written, in seconds since 1970.
-    """
+    """Return the ranks of a job from their dumps, each with the time at which it was written."""
     groups = _groups({rank: dump for rank, (dump, _) in dumps.items()})
     calls = {
         rank: [_call(entry, groups, written) for entry in dump.get("entries", [])]

@@ -31,9 +31,7 @@ def communicator(
 ) -> Communicator | None:
     """Return a group's communicator; warn and return None if this process is not a member.
 
-    Args:
-        tensor: an array of the call, whose device selects the communicator; None for a call without arrays.
-        op: the reduction of the call, which not every library for GPUs has; None for other calls.
+    The device of ``tensor`` selects it; ``op`` is the reduction, which not every library for GPUs has.
     """
     if group is None and (default := _session._default) is not None:
         group = default.group
@@ -108,12 +106,7 @@ def chain(steps: Sequence[WriteBack | None]) -> WriteBack | None:
 def group_rank_of(
     comm: Communicator, rank: int | None, group_rank: int | None, name: str, default: int | None = None
 ) -> int:
-    """Return the group rank of a rank that is given globally or in the group.
-
-    Args:
-        rank: the global rank, None if not given.
-        group_rank: the rank in the group, None if not given.
-    """
+    """Return the group rank of a rank that is given globally or in the group; None where it is not."""
     ranks = comm.state.global_ranks
     if type(rank) is int and group_rank is None and rank in ranks:  # nearly all
         return ranks.index(rank)
@@ -146,11 +139,9 @@ def other_rank_of(comm: Communicator, rank: int | None, group_rank: int | None, 
 def check_list(
     items: Any, name: str, size: int | None = None, noun: str = "arrays", kinds: tuple[type[Any], ...] = (list, tuple)
 ) -> Any:
-    """Return an argument that has to be a list.
+    """Return an argument that has to be a list, of one item per rank if ``size`` is given.
 
-    Args:
-        size: the group's, if the list has one item per rank; None if it may have any length.
-        kinds: types it may have; ``(list,)`` if the call replaces items.
+    ``kinds`` are the types it may have: ``(list,)`` if the call replaces items.
     """
     if not isinstance(items, kinds):
         wanted = noun if size is None else f"{size} {noun}, one a rank"

@@ -115,12 +115,7 @@ def transfer_rests(
     receives: Sequence[tuple[int, Incoming]],
     next_options: Callable[[bool], Options],
 ) -> None:
-    """Send and receive all rests that are not empty, point to point.
-
-    Args:
-        sends: group ranks, and the frames for them; this rank itself is skipped.
-        receives: group ranks, and the frames from them; this rank itself is skipped.
-    """
+    """Send and receive all rests that are not empty, point to point, by group ranks; this rank itself is skipped."""
     works: list[Any] = [
         comm.receive(rest, comm.ranks[rank], incoming.tag, next_options(True))
         for rank, incoming in receives

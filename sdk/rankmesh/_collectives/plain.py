@@ -193,23 +193,14 @@ def _array(apart: Sequence[Octets], name: str, shape: list[int], fortran: bool, 
 
 
 def tensor_fields(tensor: Any) -> tuple[str, bool, list[int], Octets]:
-    """Return what ``tensor_of`` makes a tensor from.
-
-    Raises:
-        TypeError: the tensor is not dense, or on a device that is neither the CPU nor an NVIDIA GPU.
-    """
+    """Return what ``tensor_of`` makes a tensor from; TypeError if it is sparse, or on neither a CPU nor a GPU."""
     array = np.ascontiguousarray(TorchBuffer(tensor, "tensor").host_array()[0])
     octets = array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
     return str(tensor.dtype), bool(tensor.requires_grad), list(tensor.shape), octets
 
 
 def tensor_of(name: str, requires_grad: bool, shape: list[int], octets: Octets) -> Any:
-    """Return a torch tensor in host memory.
-
-    Raises:
-        ProtocolError: the parts are not those of a tensor.
-        ImportError: torch is not installed.
-    """
+    """Return a torch tensor in host memory; ProtocolError if the parts are wrong, ImportError without torch."""
     try:
         torch: Any = importlib.import_module("torch")
     except ImportError as error:

@@ -22,11 +22,7 @@ class Reduction(NamedTuple):
 
 
 def reduction(op: Any, dtype: np.dtype[Any]) -> Reduction:
-    """Return the checked operation of an ``op`` argument.
-
-    Args:
-        op: a ReduceOp, ``ReduceOp.PREMUL_SUM(factor)``, or torch's own ReduceOp.
-    """
+    """Return the checked operation of an ``op`` argument; torch's own ReduceOp is one, too."""
     if isinstance(op, ReduceOp):
         return _checked(op, dtype)
     if isinstance(op, PremulSum):

@@ -34,12 +34,7 @@ _MAX_STEPS = 500
 
 
 class Message(NamedTuple):
-    """An object as bytes.
-
-    Attributes:
-        data: the pickle, or plain data.
-        pickled: whether it is a pickle.
-    """
+    """An object as bytes: a pickle, or plain data."""
 
     data: bytes | memoryview
     apart: list[Octets]

@@ -19,11 +19,7 @@ from rankmesh_agent.net.interrupts import deliver_interrupts
 
 
 def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, environment: Mapping[str, str]) -> None:
-    """Run the function; the body of each process.
-
-    Args:
-        environment: variables of the process, besides its parent's; one names the file that receives a failure.
-    """
+    """Run the function, in each process. A variable of ``environment`` names the file that receives a failure."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this process was started by multiprocessing"
     if method == "fork":  # children forked later inherit the write end of the sentinel pipe

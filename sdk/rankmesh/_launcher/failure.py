@@ -18,9 +18,7 @@ _SAME_CALLS = "do all ranks make the same calls?"
 def root_cause(first: int, named: Mapping[int, Sequence[int]], failed: Sequence[int]) -> int:
     """Return the rank whose failure caused that of another one.
 
-    Args:
-        named: the ranks that a rank's failure names, by rank; a cause itself names none.
-        failed: the ranks that are known to have failed, the earliest first: of several names these are preferred.
+    ``named`` are the ranks that a rank's failure names; of several, those are preferred that failed first.
     """
     chain = [first]
     while names := named.get(chain[-1]):

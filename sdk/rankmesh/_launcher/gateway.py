@@ -38,8 +38,7 @@ class LauncherGateway:
     def start(self, on_failure: Callable[[], object]) -> None:
         """Start serving. Does nothing the second time.
 
-        Args:
-            on_failure: called in another thread once ``failure`` gives a reason.
+        ``on_failure`` is called in another thread once ``failure`` gives a reason.
         """
         if self._gateway is not None:
             return

@@ -96,13 +96,10 @@ class NodeRendezvous:
     def join(
         self, deadline: Deadline, report: Callable[[str], None], interrupt: int | None = None
     ) -> LauncherReply | None:
-        """Wait until the next attempt has its nodes, this one among them.
+        """Wait until the next attempt has its nodes, this one among them; return it and this node's place in it.
 
-        Args:
-            deadline: end of the wait while nodes or the gateway are missing; a spare node waits for the job's end.
-
-        Returns:
-            The attempt and this node's place in it; None if the job is over, or the wait was interrupted.
+        The deadline ends the wait while nodes or the gateway are missing; a spare node waits for the job's end. None if
+        the job is over, or the wait was interrupted.
         """
         self.report("waiting")
         next_report = time.monotonic() + self._beat.last_call + FIRST_REPORT_SECONDS

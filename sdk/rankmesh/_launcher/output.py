@@ -89,11 +89,7 @@ class TerminalWriter:
 
 
 class LogFile:
-    """A file with the output of a rank.
-
-    Attributes:
-        lost: the first error because of which output is missing from it; None without one.
-    """
+    """A file with the output of a rank; ``lost`` is the first error because of which output is missing from it."""
 
     def __init__(self, path: str) -> None:
         self.name = path

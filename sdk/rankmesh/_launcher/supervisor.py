@@ -228,11 +228,7 @@ class Supervisor:
             self._message(f"rank {rank.number} {what}; the others get {self._options.failure_grace:g} s to end")
 
     def _end_because(self, why: str) -> None:
-        """End the ranks if there is a reason, and they are not about to end.
-
-        Args:
-            why: another node's failure, or a change of the nodes, ends the attempt or the job; or it is broken.
-        """
+        """Say why another node, or a broken job, ends the attempt; end the ranks unless they are about to end."""
         begun = self.first_failure is not None or self.signal or self._terminate_at or self._kill_at
         self._must_end = self._must_end or bool(why)
         if why and self._running() and not begun:

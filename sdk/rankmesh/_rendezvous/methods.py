@@ -127,11 +127,7 @@ def resolve_init_method(
 def rendezvous_through(
     locator: GatewayLocator, rank: int, world_size: int, hosting: Hosting, *, either: bool = False
 ) -> Rendezvous:
-    """Return the parameters of a join through a locator.
-
-    Args:
-        either: whether ``auto`` leaves the choice to the gateway.
-    """
+    """Return the parameters of a join through a locator; ``either``: ``auto`` leaves the choice to the gateway."""
     chosen = hosting if hosting != "auto" else None if either else "embedded"
     return Rendezvous(rank, world_size, locator.job, locator.find, locator.bind_host, chosen, locator.close)
 

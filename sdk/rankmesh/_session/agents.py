@@ -125,11 +125,7 @@ def _offered(
     deadline: Deadline,
     failure: DistNetworkError | None,
 ) -> AgentHeartbeat | None:
-    """Request an agent from the gateway until there is one.
-
-    Returns:
-        None if no agent is registered and an embedded one is allowed.
-    """
+    """Request an agent until the gateway offers one; None if none is registered and an embedded one is allowed."""
     warning = Deadline(_WARNING_SECONDS)
     reason = ""
     while True:

@@ -54,11 +54,7 @@ def skip_collection() -> None:
 
 
 def at_destroy(error: BaseException | None) -> ProcessExit:
-    """Return how the process leaves by destroy_process_group.
-
-    Args:
-        error: the exception that is being handled, or propagates through a ``finally``; None if there is none.
-    """
+    """Return how the process leaves by destroy_process_group, by the exception that propagates, if there is one."""
     if error is None:
         return ProcessExit()
     text = f"it called destroy_process_group after {_text(error)}"

@@ -86,10 +86,7 @@ class Session:
     ) -> ProcessGroup:
         """Make a group of the remaining ranks of the mesh in place of a group; see shrink_group.
 
-        Args:
-            old: the group; all groups end with the default group.
-            remaining: ranks of the new group, in the mesh.
-            excluded: the other group ranks of ``old``.
+        All groups end with the default group. ``excluded`` are group ranks of ``old``.
         """
         comm = old._communicator
         named = tuple(comm.global_ranks[rank] for rank in excluded)
@@ -207,11 +204,7 @@ lock = threading.RLock()
 def join(
     rendezvous: Rendezvous, settings: Settings, timeout: float, engines: Engines | None = None, pg_options: Any = None
 ) -> Session:
-    """Join a job; anything hosted for it ends if that fails. The session ends with the process.
-
-    Args:
-        engines: the backends of the default group, from ``resolve``; the default ones if left out.
-    """
+    """Join a job; anything hosted for it ends if that fails. The session ends with the process."""
     from rankmesh._session.agents import agent_for
 
     settings = replace(settings, job=rendezvous.job)

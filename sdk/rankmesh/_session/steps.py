@@ -44,8 +44,9 @@ def straggler_report(seconds: float = 60.0) -> list[Straggler]:
     """Return the ranks that make the others wait, the worst first, as ``rankmesh stragglers`` prints them.
 
     The gateway compares the calls that the flight recorders of all ranks keep. One rank asks, now and then: with a few
-    ranks it takes some ten milliseconds. Each Straggler has the ``ranks``, the share of the time that the others have
-    ``lost`` by them, the seconds ``since`` when, and ``why``, a sentence; see there for the rest.
+    ranks it takes some ten milliseconds. It finds no slow links: the command does, as it watches all ranks.
+    Each Straggler has the ``ranks``, the share of the time that the others have ``lost`` by them, the seconds ``since``
+    when, and ``why``, a sentence; see there for the rest.
 
     Args:
         seconds: only the calls of the last seconds count.

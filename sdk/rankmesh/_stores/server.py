@@ -23,11 +23,7 @@ _WHAT = "the TCPStore serves its keys"
 
 
 class TCPStoreServer:
-    """A store at an address, for as long as an object of this process refers to it.
-
-    Args:
-        listener: a listening socket; this object closes it.
-    """
+    """A store at an address, for as long as an object of this process refers to it; it closes the listening socket."""
 
     def __init__(self, listener: socket.socket, settings: Settings, host: str) -> None:
         self.port: int = listener.getsockname()[1]
@@ -81,11 +77,9 @@ class ServerReference(LocalStore):
 
 
 def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor: int | None) -> ServerReference:
-    """Return a reference to a store that is served at an address.
+    """Return a reference to a store that is served at an address, or by a bound socket, which the server closes.
 
-    Args:
-        shared: whether to share one server with other masters of this process at this address.
-        descriptor: a bound socket to listen on instead; the server closes it.
+    ``shared``: with other masters of this process at this address.
     """
     raise_limit()
     with _lock, convert_emfile(f"cannot host a store at {host}:{port}"):

@@ -21,8 +21,7 @@ from rankmesh_agent.net.deadline import seconds_of
 class ReconfigurableGroup(ProcessGroup):
     """A process group that makes no calls before ``reconfigure``.
 
-    Args:
-        join: joins the job of the ranks that meet at a store; takes store, rank, number of ranks and seconds.
+    ``join`` joins the job of the ranks that meet at a store; it takes store, rank, number of ranks and seconds.
     """
 
     supports_reconfigure = True

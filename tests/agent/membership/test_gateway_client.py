@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from support.gateway_requests import Clock
 from support.joins import join_as
 from support.pauses import despite_pauses
 
@@ -262,12 +263,15 @@ class TestRaiseIfLeft:
     def test_the_gateway_does_not_load_the_framework_for_it(self, monkeypatch: pytest.MonkeyPatch):
         loaded = []
         monkeypatch.setattr("rankmesh_gateway.http.app.create_framework_app", lambda *_: loaded.append(1))
-        registry = Registry()
-        for rank in range(2):
-            registry.heartbeat(Heartbeat("job", 1, 2, member(rank)))
+        registry = Registry(clock := Clock())
+        for ranks in (range(3), range(2)):  # rank 2 falls silent
+            for rank in ranks:
+                registry.heartbeat(Heartbeat("job", 1, 3, member(rank)))
+            clock.advance(9.0)
         with serving(create_app(registry)) as url, client_of(lambda: url) as client:
             client.url = url
             assert client.raise_if_left("job", 1)
+            assert [rank.member.rank for rank in client.ended_ranks("job", 1) or []] == [2]
             registry.leave(Leave("job", 1, 1, member(1).instance, "no room"))
             assert client.raise_if_left("another", 1)
             with pytest.raises(RankFailedError, match="failed during the join: no room") as caught:

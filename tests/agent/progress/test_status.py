@@ -15,7 +15,7 @@ from support.threads import NOW, World, world
 from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.progress.status import DIFFERENT, CallTable, decode
+from rankmesh_agent.progress.status import DIFFERENT, CallTable, Status, decode, encode
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import ReduceOp
@@ -221,6 +221,8 @@ def test_a_report_of_a_later_call_counts_for_those_before_it() -> None:
     assert made[0].missing(4) == made[0].missing(5) == [1]
     assert made[0].missing(5, arrived=[1]) == []
     assert made[0].missing(6) == [1, 2]
+    made[0].merge(encode([(Status(7, 4, 77, ""), 1 << 2)]))  # by another way, late
+    assert {status.seq for status, _ in decode(made[0].encode())} == {5}
     assert made[0].differs(5, 78)
     assert not made[0].differs(5, 77)
     assert not made[0].differs(4, 78)

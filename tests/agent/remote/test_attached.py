@@ -32,9 +32,7 @@ from rankmesh_agent.wire.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     DistNetworkError,
-    GroupAbortedError,
     JoinTimeoutError,
-    KeyNotFoundError,
     RankFailedError,
 )
 from rankmesh_agent.wire.ops import ReduceOp
@@ -132,43 +130,10 @@ class TestCalls:
         for agent in world:
             agent.world.set_timeout(SECONDS)
 
-    @in_each_rank
-    def test_calls_that_do_not_fit_together(self, world, rank):
-        array = np.ones(3 + (rank == 1))
-        with pytest.raises(CollectiveMismatchError, match="here and there") as caught:
-            world[rank].world.all_reduce(array, ReduceOp.SUM, NOW._replace(details=lambda: "here and there"))
-        assert caught.value.ranks
-        assert (array == 1).all()
-        world[rank].world.all_reduce(array[:3], ReduceOp.SUM, NOW)
-        assert (array[:3] == 3).all()
-
-    @in_each_rank
-    def test_groups(self, world, rank):
-        if rank:
-            group = world[rank].new_group([2, 1], SECONDS)
-            assert (group.rank, group.size, group.ranks) == (2 - rank, 2, (2, 1))
-            array = np.ones(4)
-            group.all_reduce(array, ReduceOp.SUM, NOW)
-            assert (array == 2).all()
-            world[rank].drop_group(group)
-            with pytest.raises(GroupAbortedError, match="destroyed"):
-                group.barrier(NOW)
-
     def test_a_receive_that_times_out_leaves_the_group_working(self, world):
         with pytest.raises(CollectiveTimeoutError, match=r"recv from rank 1 \(tag 5\).*waited 0.1 s"):
             world[0].world.receive(np.empty(3), 1, 5, Options(0.1))
         everywhere(lambda rank: world[rank].world.barrier(NOW), 3)
-
-    @in_each_rank
-    def test_store_commands(self, world, rank):
-        place = world[rank].store
-        place.execute(commands.Set(f"key/{rank}", b"value"))
-        assert place.execute(commands.Get(f"key/{(rank + 1) % 3}", SECONDS)) == b"value"
-        place.execute(commands.Add("sum", 2))
-        with pytest.raises(KeyNotFoundError):
-            place.execute(commands.Get("nobody", 0.1))
-        world[rank].world.barrier(NOW)
-        assert place.execute(commands.Get("sum", SECONDS)) == b"6"
 
 
 @pytest.mark.parametrize("world", ["embedded", "staged", "unix", "tcp"], indirect=True)
@@ -230,30 +195,6 @@ class TestThreads:
             assert waiting.wait(SECONDS)
 
         everywhere(run, 3)
-
-
-class TestErrors:
-    def test_an_abort_reaches_everyone(self, world):
-        groups = everywhere(lambda rank: world[rank].new_group([0, 1, 2], SECONDS), 3)
-
-        def run(rank: int) -> None:
-            if rank == 1:
-                wait_until(lambda: groups[0].state.started_at, "rank 0 to wait")
-                groups[rank].abort(KeyboardInterrupt())
-            with pytest.raises(GroupAbortedError, match=r"rank 1 .* gave up .*: KeyboardInterrupt"):
-                groups[rank].barrier(NOW)
-
-        everywhere(run, 3)
-
-    @in_each_rank
-    def test_a_process_that_dies_is_a_rank_that_failed(self, world, rank):
-        """The last test of the class: it breaks the world."""
-        if rank == 1:
-            wait_until(lambda: world[0].world.state.started_at, "rank 0 to wait")
-            world[rank]._client._control.close()  # as the kernel does
-            return
-        with pytest.raises(RankFailedError, match=r"rank 1 .* failed \(its process \(pid .* without a goodbye"):
-            world[rank].world.all_reduce(np.ones(3), ReduceOp.SUM, NOW)
 
 
 class TestLeases:

@@ -256,7 +256,7 @@ def test_a_thread_that_watches_a_key_is_no_finding(world: World):
 )
 def test_two_ranks_that_wait_for_each_other_in_messages(world: World, ops: list[tuple[str, int]], kind: str):
     for rank, (op, tag) in enumerate(ops):
-        world.at(rank, message(op, 1 - rank, tag), seq=100)
+        world.at(rank, message(op, 1 - rank, tag, age=20.0 + rank), seq=100)
     found = world.only()
     assert (found.kind, found.ranks, found.seconds) == (kind, [0, 1], 20.0)
 

@@ -126,6 +126,12 @@ def test_the_reason(usage: ResourceUsage, spans: list[Span], why: str):
     assert found.why.startswith(why)
 
 
+def test_a_rank_computes_that_uses_more_of_a_core_than_the_others():
+    others = {rank: ResourceUsage(0.3, 0.0, 0.0) for rank in range(RANKS)}
+    (found,) = find(made(1, lambda step: 1.3), others | {2: ResourceUsage(0.55, 0.0, 0.0)})
+    assert found.why.startswith("computes (55% of a core): 130 ms between two calls")
+
+
 def test_a_rank_that_has_made_one_call():
     once = Span(3, 0.0, 0.1, "pair", SnapshotCall("p", 1, "barrier", "", 0.0), True)
     spans = [once, *(span for span in made(1, lambda step: 1.3) if span.rank != 3)]

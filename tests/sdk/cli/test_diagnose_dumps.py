@@ -167,7 +167,7 @@ WAITS = [entry(1), entry(2, state="started", frames=FRAMES)]
 
 
 @pytest.mark.parametrize("pickled", [False, True])
-@pytest.mark.parametrize("name", ["nccl_trace_rank_{}", "rank_{}.json", "job-7-rank{}.pickle"])
+@pytest.mark.parametrize("name", ["nccl_trace_rank_{}", "job-7-{}.json", "job-7-rank{}.pickle"])
 def test_a_rank_that_has_not_come(tmp_path: Path, pickled: bool, name: str):
     write(tmp_path, [dump(*WAITS), dump(*WAITS), dump(entry(1, frames=FRAMES))], name, pickled)
     assert diagnose(tmp_path) == (

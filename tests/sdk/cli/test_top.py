@@ -19,8 +19,9 @@ LIVE = ("--interval", "0.1")
 
 @pytest.fixture
 def gateway(double: Double, overview: Callable[..., dict[str, Any]]) -> Double:
-    """A gateway with two ranks in calls, of which rank 1 has more memory, and rank 0 waits for longer."""
-    double.answers["/v1/overview"] = overview()
+    """A gateway with two ranks in calls: rank 1, observed, has more memory, and rank 0, slow, waits for longer."""
+    double.answers["/v1/overview"] = found = overview()
+    found["ranks"][0]["slow"], found["ranks"][1]["process"] = 0.25, "D, 3% of a core"
     call = made_up.snapshot(0)["snapshot"]["calls"][0]
     double.answers[SNAPSHOTS] = [
         made_up.snapshot(0, **OURS, memory_bytes=1_000_000, calls=[call | {"age": 7.0}]) | {"job": "train-1"},
@@ -32,7 +33,9 @@ def gateway(double: Double, overview: Callable[..., dict[str, Any]]) -> Double:
 @pytest.mark.parametrize("command", ["top", "status"])
 def test_keys_sort_and_show_a_stack(gateway: Double, command: str):
     with Terminal(command, "--gateway", gateway.url, *LIVE) as terminal:
-        text = terminal.until(r"> +0  host-0 .* 1 MB .* 7\.0 s +all_reduce.*#3\n +1  host-1 .* 2 MB .* 3\.0 s")
+        text = terminal.until(
+            r"> +0  host-0 .* 1 MB +25% .* 7\.0 s +all_reduce.*#3\n +1  host-1 .* 2 MB .* 3\.0 s +D, 3% of a core; all"
+        )
         assert "all is well" in text
         terminal.press("m")
         terminal.until(r"> +1  host-1 .*\n +0  host-0 ")

@@ -78,27 +78,6 @@ def write(path: Path, value: bytes | GatewayAddress, job: str = "job") -> None:
         file.change(lambda _: (None, {f"rankmesh/gateway/{job}": content}))
 
 
-def test_who_finds_no_gateway_hosts_it_and_removes_the_file_at_the_end(opened, settings, path, answers):
-    locator = opened(FileLocator, path, settings)
-    url = locator.find()
-    assert answers(url)
-    assert gateways(path) == {"job": locator._hosted.address}
-    assert locator.find() == url
-    locator.close()
-    assert not answers(url)
-    assert not path.exists()
-    locator.close()
-
-
-def test_another_process_finds_it(opened, settings, path):
-    locator = opened(FileLocator, path, settings)
-    url = locator.find()
-    with another_process(path) as other:
-        assert other.url == url
-        other.close()
-    assert gateways(path)["job"].url == url
-
-
 def test_one_whose_host_died_is_followed_by_another(opened, settings, path, answers):
     with another_process(path) as host:
         locator = opened(FileLocator, path, settings)
@@ -119,24 +98,7 @@ def test_one_that_does_not_answer_yet_is_waited_for(opened, settings, path, monk
     assert locator.find() is not None
 
 
-def test_of_several_processes_one_hosts(path):
-    with contextlib.ExitStack() as stack:
-        others = [stack.enter_context(another_process(path)) for _ in range(3)]
-        assert len({other.url for other in others}) == 1
-
-
 class TestSeveralJobs:
-    def test_each_has_its_own_gateway_in_the_file(self, opened, settings, path, answers):
-        ours = opened(FileLocator, path, settings)
-        url = ours.find()
-        with another_process(path, "other") as other:
-            assert answers(other.url)
-            assert {job: there.url for job, there in gateways(path).items()} == {"job": url, "other": other.url}
-            ours.close()
-            assert set(gateways(path)) == {"other"}
-            other.close()
-        assert not path.exists()
-
     def test_the_last_to_leave_removes_jobs_that_died(self, opened, settings, path):
         with another_process(path, "died") as other:
             assert other.url

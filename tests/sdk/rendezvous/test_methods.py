@@ -10,6 +10,8 @@ import pytest
 from support.processes import free_port, wait_until
 
 from rankmesh._rendezvous import Rendezvous, handlers, resolve_init_method
+from rankmesh._session.init import _counting
+from rankmesh_agent.config.launched import recorded
 from rankmesh_agent.config.settings import Settings
 
 
@@ -107,3 +109,29 @@ def test_a_scheme_of_ones_own_goes_through_its_store(meet, monkeypatch):
     assert (met.rank, met.world_size) == (0, 1)
     assert met.find() is not None
     assert calls == [("mine://x?world_size=1", {"timeout": timedelta(seconds=5)})]
+
+
+@pytest.mark.parametrize(
+    ("method", "rank", "counts"),
+    [
+        (None, -1, True),
+        ("env://", 1, True),
+        ("tcp://127.0.0.1:29500", 1, True),  # the launcher's gateway
+        ("http://localhost:29500", 1, True),
+        ("tcp://127.0.0.1:29501", -1, True),  # the launcher's ranks, at an address of their own
+        ("tcp://127.0.0.1:29501", 0, False),
+        ("http://127.0.0.1:29501", 0, False),
+        ("file:///tmp/there", 0, False),
+        ("file:///tmp/there?rank=0&world_size=2", -1, False),
+        ("file:///tmp/there", -1, True),
+        ("tcp://127.0.0.1:wrong", 0, False),
+    ],
+)
+def test_a_job_that_the_caller_describes_is_not_the_launchers(monkeypatch, method, rank, counts):
+    made = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANKMESH_GATEWAY": "http://127.0.0.1:29500"}
+    made |= {"RANK": "1", "RANKMESH_JOIN": "1", "RANKMESH_JOB": "job"}
+    for name, value in recorded(made).items():
+        monkeypatch.setenv(name, value)
+    found = _counting(method, rank, -1 if rank < 0 else 2, None)
+    assert (found.get("RANKMESH_JOIN") == "1", found["RANKMESH_JOB"]) == (counts, "job")
+    assert "RANKMESH_JOIN" not in _counting(None, 1, 2, object())

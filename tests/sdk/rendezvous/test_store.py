@@ -78,13 +78,6 @@ def test_the_same_store_serves_again_and_an_old_address_is_not_believed(opened, 
     assert late.find() is None
 
 
-def test_jobs_do_not_meet(opened):
-    store = Plain()
-    one, two = (opened(StoreLocator, store, 0, Settings(job=job)) for job in ("one", "two"))
-    other = opened(StoreLocator, store, 1, Settings(job="one"))
-    assert wait_until(other.find, "an answer") == one.find() != two.find()
-
-
 class Broken(Plain):
     def broken(self, *arguments: object) -> None:
         raise ConnectionError("the store's server is gone")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 
 import pytest
 from support.processes import free_port, plain_http_server
@@ -12,34 +11,12 @@ from rankmesh._rendezvous.tcp import TcpLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
+from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 
 HERE = "127.0.0.1"
-
-
-def test_rank_0_hosts(opened, settings, answers):
-    port = free_port()
-    locator = opened(TcpLocator, HERE, port, 0, settings)
-    assert locator.find() == f"http://127.0.0.1:{port}"
-    assert answers(locator.find())
-    locator.close()
-    assert not answers(f"http://127.0.0.1:{port}")
-
-
-def test_another_rank_does_not(opened, settings, answers):
-    locator = opened(TcpLocator, HERE, free_port(), 1, settings)
-    assert not answers(locator.find())
-
-
-def test_of_those_without_a_rank_the_first_hosts(opened, settings, answers):
-    port = free_port()
-    first, second = (opened(TcpLocator, HERE, port, UNASSIGNED, settings) for _ in range(2))
-    assert first.find() == second.find()
-    assert answers(first.find())
-    assert (first._hosted is not None, second._hosted is not None) == (True, False)
 
 
 @pytest.mark.parametrize("rank", [0, UNASSIGNED])
@@ -78,10 +55,6 @@ def test_port_0_is_any_free_port(opened, settings, answers):
 
 @pytest.mark.slow
 class TestSomebodyElseThere:
-    def test_rank_0_says_who(self, settings):
-        with socket.create_server((HERE, 0)) as silent, pytest.raises(AddressInUseError, match="in use by"):
-            TcpLocator(HERE, silent.getsockname()[1], 0, settings)
-
     def test_without_a_rank_the_join_finds_out(self, opened, settings):
         with plain_http_server() as port:
             locator = opened(TcpLocator, HERE, port, UNASSIGNED, settings)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-
 import numpy as np
 import pytest
 from support import hosting
@@ -49,50 +45,3 @@ def test_who_insists_on_an_agent_is_told_that_there_is_none(ranks: Ranks, gatewa
 def test_a_hosting_that_there_is_not(ranks: Ranks, gateway: str) -> None:
     reported = ranks.run(by, 1, method=f"{gateway}?hosting=cloud")[0].reported
     assert (reported["error"], "hosting='cloud'" in reported["text"]) == ("ValueError", True)
-
-
-def until_it_fails() -> None:
-    for _ in range(2000):
-        dist.all_reduce(np.ones(3))
-        time.sleep(0.005)
-
-
-def lose_the_agent(me: Me, method: str) -> None:
-    dist.init_process_group(init_method=method, rank=me.rank, world_size=2, timeout=30)
-    agent = dist._session.session.current().agent
-    dist.barrier()
-    me.report(name=agent._client._offer.name)
-    if me.rank == 0:
-        os.kill(agent._client._offer.pid, signal.SIGKILL)
-        me.report(**me.attempt(until_it_fails))
-        me.mark("over")
-    else:
-        me.report(**me.attempt(until_it_fails))
-        me.wait_for("over")
-    dist.destroy_process_group()
-
-
-def test_the_loss_of_an_agent_is_the_loss_of_its_rank(ranks: Ranks) -> None:
-    started = ranks.run(lose_the_agent, 2, method=hosting.cluster({}, 2, "to be killed").url)
-    for rank in started:
-        assert rank.reported["error"] == "RankFailedError"
-        assert rank.reported["ranks"] == [0]
-        assert rank.reported["seconds"] < 30
-    assert f"the agent of this rank, '{started[0].reported['name']}'" in started[0].reported["text"]
-
-
-def come_and_go(me: Me, method: str) -> None:
-    found = []
-    for _ in range(5):
-        dist.init_process_group(init_method=method, rank=me.rank, world_size=2, timeout=30)
-        group = dist.new_group([0, 1])
-        dist.all_reduce(np.ones(10), group=group)
-        dist.get_default_store().add("n", 1)
-        dist.barrier()
-        dist.destroy_process_group()
-        found.append(me.resources())
-    assert found[2] == found[-1], found
-
-
-def test_nothing_is_left_of_worlds_that_have_ended(ranks: Ranks) -> None:
-    ranks.run(come_and_go, 2, method=hosting.cluster({}, 2).url)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -194,42 +192,6 @@ def test_survivors_go_on_without_rank_0_who_had_started_the_gateway(ranks: Ranks
 
 LONG = 150.0
 """Seconds after which a wait that nobody ends would pass its deadline."""
-SOON = 30.0
-
-
-def shrink_while_others_wait(me: Me) -> None:
-    """Rank 3 dies; only ranks 0 and 2 wait for it; rank 1 waits for rank 0 in a group of the two."""
-    me.init(timeout=LONG)
-    pair = dist.new_group([0, 1])
-    trio = dist.new_group([0, 2, 3])
-    dist.barrier()
-    me.mark(f"going-{me.rank}")
-    if me.rank == 3:
-        time.sleep(LONG)
-    if me.rank == 1:
-        reported = me.attempt(dist.recv, np.ones(1), 0, group=pair)
-        assert re.match(r"rank 3 \(\S+, pid \d+\) failed \(", reported["text"]), reported
-        assert re.search(
-            r"; because of it rank 0 \(\S+, pid \d+\) left \(it called shrink_group\(\[3\]\) on group 'world'\) during "
-            r"recv from rank 0 ",
-            reported["text"],
-        ), reported
-    else:
-        reported = me.attempt(dist.barrier, trio)
-    assert (reported["error"], reported["ranks"]) == ("RankFailedError", [3]), reported
-    me.report(**reported)
-    dist.shrink_group([3])
-    check_world(me, [0, 1, 2])
-    dist.destroy_process_group()
-
-
-@pytest.mark.processes
-def test_who_waits_elsewhere_for_a_rank_that_shrinks_gets_the_first_failure(ranks: Ranks) -> None:
-    started = ranks.start(shrink_while_others_wait, 4, env={"RANKMESH_TRANSPORT": "shm"})
-    ranks.wait_for(*(f"going-{rank}" for rank in range(4)))
-    killed = started[3].kill()
-    ranks.succeed(started[:3])
-    assert all(rank.reported["at"] - killed < SOON for rank in started[:3])
 
 
 @on_ranks(4, env={"RANKMESH_TRANSPORT": "tcp"})

@@ -97,9 +97,9 @@ def _check(wanted: GroupRequest, info: AgentInfo) -> None:
     ranks, size = wanted.ranks, info.world_size
     if len(set(ranks)) != len(ranks):
         raise InvalidCallError(f"ranks has a rank twice: {ranks}")
-    if ranks and max(ranks) >= size > 0:
+    if ranks and max(ranks) >= size:
         raise InvalidCallError(f"ranks={ranks}, but the job's ranks are 0 to {size - 1}")
-    if info.member.rank not in ranks and size > 0:
+    if info.member.rank not in ranks:
         raise InvalidCallError(
             f"this agent's rank, {info.member.rank}, is not among ranks={ranks}; each member's agent needs the request"
         )

@@ -1,7 +1,8 @@
-"""Arrays as the bodies of requests and answers: .npy files, or raw elements whose dtype and shape the query has."""
+"""Arrays as bodies of requests and answers: .npy files, JSON, or raw elements whose dtype and shape the query has."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -12,7 +13,7 @@ from fastapi import Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from rankmesh_agent.net.memory import GrowableMemory
-from rankmesh_agent.wire import npy
+from rankmesh_agent.wire import json_text, npy
 from rankmesh_agent.wire.dtypes import FROM_NAME, display
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.object_records import MAGIC, RECORD_BYTES
@@ -23,6 +24,8 @@ NPY = "application/x-npy"
 """Media type of a .npy file; there is no registered one."""
 RAW = "application/octet-stream"
 """Media type of elements in C order and in the byte order of the agents' machines, little-endian."""
+JSON = "application/json"
+"""Media type of numbers as text, in lists of lists: of float64, or the dtype in the query."""
 _UNSPECIFIC_TYPES = frozenset({"", RAW, "application/x-www-form-urlencoded"})
 """Media types that do not tell an array's form; the last is curl's default."""
 _CHUNK_BYTES = 1 << 18
@@ -32,8 +35,9 @@ _SHAPE = r"^(\d{1,15}(,\d{1,15}){0,31})?$"
 BODY: dict[str, Any] = {
     NPY: {"schema": {"type": "string", "format": "binary"}},
     RAW: {"schema": {"type": "string", "format": "binary"}},
+    JSON: {"schema": {}},
 }
-"""The two forms of an array, for the OpenAPI document."""
+"""The forms of an array, for the OpenAPI document."""
 
 
 class InvalidTensorError(DistError):
@@ -74,7 +78,7 @@ class TensorIO:
         self._dtype = dtype
         self._shape = shape
         self._limit = limit
-        self._is_npy = True
+        self._form = NPY
 
     async def receive(self) -> Array:
         """Return the array of the request, in C order and writable.
@@ -87,7 +91,8 @@ class TensorIO:
         body = await _receive_body(self._request)
         if not body.nbytes and self._declared_bytes() != 0:
             raise InvalidTensorError(
-                "the request has no body: send an array as a .npy file, or its elements with ?dtype=float32&shape=2,3"
+                "the request has no body: send an array as a .npy file, as JSON, or its elements with "
+                "?dtype=float32&shape=2,3"
             )
         array = self._read(body)
         if _has_record(array):
@@ -103,7 +108,8 @@ class TensorIO:
             raise InvalidCallError(
                 "the array to receive is unknown: give ?dtype=float32&shape=2,3, or send an array like it as the body"
             )
-        self._is_npy = self._media_type() != RAW and RAW not in self._request.headers.get("accept", "")
+        accepted = self._media_type(), self._request.headers.get("accept", "")
+        self._form = next((form for form in (RAW, JSON) if form == accepted[0] or form in accepted[1]), NPY)
         return self.allocate(self._shape, self._dtype)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -122,8 +128,11 @@ class TensorIO:
 
     def respond(self, array: Array, headers: Mapping[str, str] | None = None) -> Response:
         """Return the response with an array, in the form of the request's."""
-        start = npy.header_of(array) if self._is_npy else b""
-        elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        start = npy.header_of(array) if self._form == NPY else b""
+        if self._form == JSON:
+            start, elements = _json_of(array), memoryview(b"")
+        else:
+            elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
         async def pieces() -> AsyncIterator[bytes | memoryview]:
             yield start
@@ -135,16 +144,18 @@ class TensorIO:
             "RankMesh-Dtype": display(array.dtype),
             "RankMesh-Shape": ",".join(map(str, array.shape)),
         }
-        media_type = NPY if self._is_npy else RAW
-        return StreamingResponse(pieces(), headers=described | dict(headers or {}), media_type=media_type)
+        return StreamingResponse(pieces(), headers=described | dict(headers or {}), media_type=self._form)
 
     def _read(self, body: Array) -> Array:
         media = self._media_type()
+        if media == JSON:
+            self._form = JSON
+            return self._read_json(body)
         if media != NPY and media not in _UNSPECIFIC_TYPES:
-            raise MediaTypeError(f"an array is sent as {NPY} or {RAW}, not as {media}")
+            raise MediaTypeError(f"an array is sent as {NPY}, {JSON} or {RAW}, not as {media}")
         has_magic = bytes(body[: len(npy.MAGIC)]) == npy.MAGIC
-        self._is_npy = media == NPY or (has_magic and body.nbytes != self._declared_bytes())
-        return self._read_npy(body) if self._is_npy else self._read_raw(body)
+        self._form = NPY if media == NPY or (has_magic and body.nbytes != self._declared_bytes()) else RAW
+        return self._read_npy(body) if self._form == NPY else self._read_raw(body)
 
     def _media_type(self) -> str:
         return self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -156,6 +167,22 @@ class TensorIO:
             raise InvalidTensorError(str(error)) from None
         except TypeError as error:
             raise InvalidCallError(str(error)) from None
+
+    def _read_json(self, body: Array) -> Array:
+        dtype = np.dtype(np.float64) if self._dtype is None else self._dtype
+        try:
+            given = np.asarray(json_text.loads(body.tobytes()))
+            if given.dtype.kind not in "bif" and given.dtype != np.uint64:
+                raise ValueError("only numbers, true and false, in lists of equal lengths, make an array")
+            with np.errstate(invalid="ignore", over="ignore"):
+                array = given.astype(dtype)
+            if dtype.kind in "biu" and not np.array_equal(array, given):
+                raise ValueError(f"a number is none of {display(dtype)}")
+        except (ValueError, OverflowError) as error:
+            raise InvalidTensorError(f"the JSON is no array: {error}") from None
+        if self._shape not in (None, array.shape):
+            raise InvalidTensorError(f"the JSON has the shape {list(array.shape)}, not {list(self._shape or ())}")
+        return array
 
     def _read_raw(self, body: Array) -> Array:
         dtype = self._dtype
@@ -177,6 +204,16 @@ class TensorIO:
     def _declared_bytes(self) -> int | None:
         """Return the bytes of the array that the request describes, None if it has no dtype or shape."""
         return None if self._dtype is None or self._shape is None else math.prod(self._shape) * self._dtype.itemsize
+
+
+def _json_of(array: Array) -> bytes:
+    """Return an array as JSON; null is what JSON has no number for."""
+    if array.dtype.kind == "c":
+        raise InvalidCallError("JSON has no complex numbers: take the array as a .npy file")
+    numbers = array if array.dtype.kind in "biu" else array.astype(np.float64)
+    found = numbers.astype(object)
+    found[~np.isfinite(numbers)] = None
+    return json.dumps(found.tolist()).encode()
 
 
 async def receive_empty_body(request: Request) -> None:

@@ -81,6 +81,34 @@ async def test_raw_elements_without_a_shape_are_one_dimension(trio):
         same(from_raw(answer), oracle.expected(ReduceOp.SUM, given))
 
 
+@pytest.mark.parametrize(
+    ("bodies", "dtype", "found"),
+    [
+        (["[[1, 2.5], [3, 4]]"] * 3, None, [[3.0, 7.5], [9.0, 12.0]]),
+        (["9007199254740993", "1", "1"], "int64", 9007199254740995),
+        (["[]"] * 3, None, []),
+        (["[3e38]"] * 3, "float32", [None]),
+        (["[1]", "[2]", "[3.5]"], "bfloat16", [6.5]),
+    ],
+)
+async def test_json(trio, bodies, dtype, found):
+    async with clients(trio) as made:
+        answers = await asyncio.gather(
+            *(
+                each.post(
+                    "/v1/groups/world/all_reduce",
+                    content=body,
+                    params={} if dtype is None else {"dtype": dtype},
+                    headers={"Content-Type": "application/json"},
+                )
+                for each, body in zip(made, bodies, strict=True)
+            )
+        )
+    for answer in answers:
+        assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json"), answer.text
+        assert answer.json() == found
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (3, 1, 2)], ids=str)
 async def test_shapes(trio, shape):
     given = [values(rank, shape) for rank in range(SIZE)]

@@ -100,10 +100,32 @@ async def test_arguments_that_make_no_sense(client, call, body, query, text):
 
 
 async def test_a_media_type_that_holds_no_array(client):
-    headers = {"Content-Type": "application/json; charset=utf-8"}
-    status, code, document = await problem(client.post(f"{GROUP}/all_reduce", content=b"[1]", headers=headers))
+    headers = {"Content-Type": "text/csv; charset=utf-8"}
+    status, code, document = await problem(client.post(f"{GROUP}/all_reduce", content=b"1,2", headers=headers))
     assert (status, code) == (415, "unsupported-media-type")
-    assert "application/json" in document["detail"]
+    assert "text/csv" in document["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "query", "text"),
+    [
+        (b"[1, ", {}, "no array"),
+        (b"[[1], [2, 3]]", {}, "no array"),
+        (b'["1"]', {}, "only numbers"),
+        (b'{"x": 1}', {}, "only numbers"),
+        (b"[null]", {}, "only numbers"),
+        (b"[300]", {"dtype": "uint8"}, "none of uint8"),
+        (b"[1.5]", {"dtype": "int64"}, "none of int64"),
+        (b"[1, 2]", {"shape": "3"}, "the shape [2], not [3]"),
+        (b"[" * 3000, {}, "no array"),
+    ],
+)
+async def test_json_that_is_no_array(client, body, query, text):
+    status, code, document = await problem(
+        client.post(f"{GROUP}/all_reduce", content=body, params=query, headers={"Content-Type": "application/json"})
+    )
+    assert (status, code) == (400, "invalid-tensor")
+    assert text in document["detail"]
 
 
 @pytest.mark.parametrize("path", ["/v1/groups/pair/all_reduce", "/v1/groups/00000000000000ff/barrier"])
