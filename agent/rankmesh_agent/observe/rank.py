@@ -78,12 +78,12 @@ class ObservedRank:
         self._heartbeats.wake()
 
     def leave(self, reason: str) -> None:
-        """Leave the job: with a reason, if the process has failed."""
-        self._heartbeats.stop()
+        """Leave the job: with a reason, if the process has failed. Does not wait for looks under way."""
+        self._heartbeats.stop_soon()
         member = self._member
-        self._gateway.leave(Leave(self._job, self._epoch, member.rank, member.instance, reason))
-        self._gateway.close()
-        self._http.close()
+        with self._gateway.sibling() as client:
+            client.leave(Leave(self._job, self._epoch, member.rank, member.instance, reason))
+        threading.Thread(target=self._http.close, daemon=True).start()
 
     def _send_heartbeat(self) -> None:
         if self._beats.is_due([]):
