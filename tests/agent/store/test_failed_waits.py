@@ -52,7 +52,7 @@ def test_a_wait_ends(store, begin, table, command):
     (pending,) = store.pending_waits()
     assert pending.command == command
     assert "k" in pending.awaited_keys()
-    store.fail_waits(FAILURE)
+    store.fail_waits(FAILURE, pending.began)
     with pytest.raises(RankFailedError, match=r"rank 2 \(host, pid 7\) failed .*'k'") as caught:
         waiting.result(20)
     assert caught.value.ranks == (2,)
