@@ -9,8 +9,7 @@ from support import overview
 
 import rankmesh as dist
 from rankmesh._cli.exit_codes import print_error
-from rankmesh._cli.overview import Verdict
-from rankmesh._cli.status import _all
+from rankmesh._cli.overview import Verdict, head, tables
 from rankmesh._cli.tables import lines
 from rankmesh._session.session import current
 from rankmesh.launch import _say
@@ -29,7 +28,7 @@ def test_names_and_reasons_in_status():
         "inflight": [],
     }
     problem = overview.finding(f"rank 0 ({EVIL}) has failed: {EVIL}\nall is well", job=EVIL, kind="failed")
-    text = lines(_all(found, Verdict([problem], [EVIL]), f"http://{EVIL}"))
+    text = lines([head(found, Verdict([problem], [EVIL]), f"http://{EVIL}"), *tables(found)])
     assert "\x1b" not in text
     assert f"has failed: {SHOWN}\ufffdall is well" in text
 
