@@ -7,7 +7,8 @@ the fastest first, until one fails. It is *killed* if one fails, *hung* if they 
 *suspect* of being equivalent: its line logs, or has figures of seconds, bytes or items.
 
 The lines of each test are recorded at first, and by ``--cover``: without paths all anew, as after changes of the
-product, with paths these in addition; with ``--processes`` also tests that start ranks.
+product; with paths these in addition, as of changed tests before ``--again``; with ``--processes`` also those that
+start ranks. Record on an idle machine: a test's time decides whether it is among those that run.
 """
 
 from __future__ import annotations
