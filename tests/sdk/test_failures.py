@@ -43,7 +43,7 @@ def test_a_rank_that_fails_or_leaves_is_named_in_every_call_that_waits(ranks: Ra
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], None]]:
-    """Return a function that checks a cell whose calls wait until their time limit: all of these begin at once."""
+    """Return a function that checks a cell whose calls wait until their time limit; the cells wait together."""
     with contextlib.ExitStack() as stack:
         worlds = {}
         for event, medium in CELLS:
@@ -51,7 +51,10 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
                 ranks = Ranks(tmp_path_factory.mktemp("limited"))
                 stack.callback(ranks.end)
                 worlds[event, medium] = ranks, begin(ranks, event, medium)
+                ranks.wait_for("waits-0", "waits-2")
         yield lambda event, medium: end(worlds[event, medium][0], event, medium, worlds[event, medium][1])
+        for rank in (rank for _, started in worlds.values() for rank in started if rank.code is None):
+            rank.kill()  # of a cell that is not selected
 
 
 @pytest.mark.parametrize(("event", "medium"), [cell for cell in CELLS if EVENTS[cell[0]].limited])

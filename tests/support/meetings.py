@@ -220,7 +220,7 @@ def call_for_another_size(me: Me, at: Place) -> None:
 
 def _mismatch(me: Me, at: Place) -> bool:
     raised = me.attempt(at.join, me.rank, SIZE + 1, timeout=1)
-    if raised["error"] == "JoinTimeoutError":
+    if "TimeoutError" in raised["is"]:  # they do not wait yet, or the gateway is slow
         return False
     assert raised["error"] == "WorldSizeMismatchError", raised
     assert {str(SIZE), str(SIZE + 1)} <= {*re.findall(r"\d+", raised["text"])}, raised

@@ -76,8 +76,9 @@ def _read(pid: int | str, name: str) -> str:
 
 def own_usage() -> ResourceUsage:
     """Return what this process has used so far."""
-    times = _read("self", "schedstat").split()  # of the main thread; empty if the kernel does not tell
-    waited = int(times[1]) * 1e-9 if times else 0.0
+    waited = 0.0
+    with contextlib.suppress(OSError, IndexError), open("/proc/self/schedstat", "rb", buffering=0) as file:
+        waited = int(file.read().split()[1]) * 1e-9  # of the main thread
     return ResourceUsage(time.process_time(), waited, getrusage(RUSAGE_SELF).ru_majflt)
 
 

@@ -73,12 +73,17 @@ def watch_waits(waits: Callable[[], Iterable[Status]]) -> RankWaits:
     Args:
         waits: returns its calls and messages that wait.
     """
-    end, counted, moments = time.monotonic() + WATCH_SECONDS, Counter[int](), 0
+    end, moments, counted = time.monotonic() + WATCH_SECONDS, 0, Counter[tuple[int, str]]()
     while time.monotonic() < end:
-        counted.update({number for wait in waits() if wait.seq >= 0 for _, number in wait.waits_for})
+        counted.update(
+            (rank, f"{wait.group:016x} {wait.seq}") for wait in waits() if wait.seq >= 0 for _, rank in wait.waits_for
+        )
         moments += 1
         time.sleep(random.uniform(0.5, 1.5) * _MOMENT_SECONDS)
-    return RankWaits({str(rank): count / moments for rank, count in counted.items()})
+    found: dict[str, dict[str, float]] = {}
+    for (rank, call), count in counted.items():
+        found.setdefault(str(rank), {})[call] = count / moments
+    return RankWaits(found)
 
 
 def add_calls(

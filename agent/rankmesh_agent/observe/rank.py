@@ -28,7 +28,8 @@ from rankmesh_agent.wire.snapshot import RUNNING, ProcessView
 _LOOK_SECONDS = 15.0
 """Most time between two looks at the stack, of which each takes some 30 ms of a core; less at the beginning."""
 _ANSWER_SECONDS, _PAUSE_SECONDS = 1.1, 0.08
-"""Seconds of further looks at a stack for one answer, unless it changes, and the time between two of them."""
+"""Seconds of further looks at a stack for one answer, unless it changes, and the time between two of them: half as long
+if the stack has been the same before."""
 _SPY_SECONDS = 3.0
 """Time limit of py-spy, on a busy host."""
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -78,12 +79,12 @@ class ObservedRank:
         self._heartbeats.wake()
 
     def leave(self, reason: str) -> None:
-        """Leave the job: with a reason, if the process has failed."""
-        self._heartbeats.stop()
+        """Leave the job: with a reason, if the process has failed. Does not wait for looks under way."""
+        self._heartbeats.stop_soon()
         member = self._member
-        self._gateway.leave(Leave(self._job, self._epoch, member.rank, member.instance, reason))
-        self._gateway.close()
-        self._http.close()
+        with self._gateway.sibling() as client:
+            client.leave(Leave(self._job, self._epoch, member.rank, member.instance, reason))
+        threading.Thread(target=self._http.close, daemon=True).start()
 
     def _send_heartbeat(self) -> None:
         if self._beats.is_due([]):
@@ -107,7 +108,7 @@ class ObservedRank:
     def _view(self, _: Client) -> ProcessView:
         """Return the process, with the time for which its stack has been the same: it is looked at several times."""
         view = self._look()
-        until = time.monotonic() + _ANSWER_SECONDS
+        until = time.monotonic() + _ANSWER_SECONDS / (2 if view.unchanged >= _ANSWER_SECONDS else 1)
         while time.monotonic() < until and view.state in RUNNING and view.stacks:
             time.sleep(_PAUSE_SECONDS)
             view = self._look()

@@ -152,7 +152,7 @@ class WaitGraph(FrameSink):
         """Answer a question, or record an answer and ask the ranks that it names."""
         now = time.monotonic()
         if header.part == _QUESTION:
-            if self._own() or self._own_exhaustion():  # its engine may move bytes although it makes no call
+            if self._engine.waits() or self._own_exhaustion():  # its engine may move bytes although it makes no call
                 self._frame(rank, _ANSWER, self._encode())
         else:
             waits = []
@@ -172,9 +172,6 @@ class WaitGraph(FrameSink):
     def on_peer_lost(self, rank: int) -> None:
         self._answers.pop(rank, None)
 
-    def _own(self) -> list[Status]:
-        return [wait for waits in self._engine.status_sources for wait in waits()]
-
     def _own_exhaustion(self) -> str:
         return self._exhausted_since(time.monotonic() - _EXHAUSTED_SECONDS)
 
@@ -190,7 +187,7 @@ class WaitGraph(FrameSink):
         now = time.monotonic()
         if now - self._reported <= _VALID_SECONDS:
             return
-        members = {rank for wait in self._own() if len(wait.members) <= _MAX_MEMBERS for rank in wait.members}
+        members = {rank for wait in self._engine.waits() if len(wait.members) <= _MAX_MEMBERS for rank in wait.members}
         if members:
             self._reported = now
             payload = self._encode()
@@ -199,7 +196,7 @@ class WaitGraph(FrameSink):
                     self._frame(rank, _ANSWER, payload)
 
     def _encode(self) -> bytes:
-        waits, exhaustion, me = self._own(), self._own_exhaustion(), self._engine.rank
+        waits, exhaustion, me = self._engine.waits(), self._own_exhaustion(), self._engine.rank
         if exhaustion:
             waits.insert(0, Status(0, -1, 0, exhaustion, ((me, me),)))
         return status.encode((wait, 0) for wait in waits)

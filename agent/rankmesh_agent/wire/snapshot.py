@@ -145,9 +145,13 @@ class ProcessView:
 
 @dataclass
 class RankWaits:
-    """The ranks (as text) that a rank waits for in collectives, and for which share of WATCH_SECONDS."""
+    """The ranks that a rank waits for in collectives: for each, by call, for which share of WATCH_SECONDS.
 
-    shares: dict[str, float]
+    Attributes:
+        shares: by the rank as text, then by the call, its group's id and its number.
+    """
+
+    shares: dict[str, dict[str, float]]
 
 
 @dataclass

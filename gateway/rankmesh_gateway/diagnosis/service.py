@@ -142,7 +142,7 @@ class DiagnosisService:
             lambda: [each for name, ranks in by_job.items() for each in find_stragglers(ranks, usage[name], seconds)]
         )
         for name in by_job.keys() - {each.job for each in found} if links else ():
-            found += slow_links(name, await asyncio.to_thread(self._waits, name, patience))
+            found += slow_links(name, await asyncio.to_thread(self._waits, name, patience), usage[name])
         return StragglerReport(found, [NoAnswer(each.rank, each.error) for each in details if each.snapshot is None])
 
     def _waits(self, job: str, patience: float) -> dict[int, RankWaits]:

@@ -21,6 +21,8 @@ from rankmesh_gateway.schemas import HELD_UP_SECONDS, Finding, FindingKind
 
 MIN_SECONDS = 1.0
 """Age below which a wait is no finding: every step of a job waits a little."""
+_COMPUTES_SECONDS = 60.0
+"""Age up to which a wait for an observed rank that computes is young: looks at a stack may miss its progress."""
 _SAME_ARGUMENTS = frozenset({"all_reduce", "broadcast", "barrier"})
 """Collectives whose arguments are equal at all ranks."""
 
@@ -90,7 +92,8 @@ def _find(view: JobView, *, over: bool) -> Iterator[Finding]:
         direct = _direct(view, ranks)
         behind = sorted(reaching(blocked, {each for each, _ in direct}) - set(ranks))
         found = _stall(view, kind, sorted(ranks), direct, behind)
-        found.young = kind in ("elsewhere", "key") and found.seconds < slow_seconds
+        young_seconds = _COMPUTES_SECONDS if view.computes(ranks) else slow_seconds
+        found.young = kind in ("elsewhere", "key") and found.seconds < young_seconds
         if found.seconds >= min_seconds or kind in ("stopped", "ended", "silent"):
             yield found
 

@@ -15,6 +15,8 @@ from rankmesh_gateway.humanize import seconds
 _ALL_EXCHANGE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that no rank completes before all have begun them."""
 _OVER = ("failed", "left")
+_COMPUTES = 0.1
+"""Cores that a process uses that does not just sleep."""
 
 
 class Wait(NamedTuple):
@@ -96,6 +98,10 @@ class JobView:
         calls = {rank: call for rank, call in self.observed.items() if call is not None}
         self.places |= {rank: call.place for rank, call in calls.items()}
         self.blocked = calls.keys() | {rank for rank in self.snapshots if self.waits[rank] and self._is_inside(rank)}
+
+    def computes(self, ranks: Iterable[int]) -> bool:
+        """Return whether one of these ranks is observed, and uses the CPU."""
+        return any(rank in self.observed and self.reports[rank].outside.cpu >= _COMPUTES for rank in ranks)
 
     def _stacks_from_outside(self, rank: int) -> list[Thread]:
         return [asdict(thread) for thread in self.reports[rank].outside.stacks]

@@ -294,8 +294,8 @@ class Job:
 
     def drop_silent_joiners(self, now: float) -> None:
         """Forget joiners whose processes have died, and the forming epoch if there are no others."""
-        for epoch in self._incomplete():
-            for record in epoch.silent_joiners(now):
+        for epoch in reversed(self._incomplete()):  # the wait list first: no free place goes to another silent one
+            for record in reversed(epoch.silent_joiners(now)):
                 self._remove(epoch, record)
 
     def _remove(self, epoch: Epoch, record: RankRecord) -> None:

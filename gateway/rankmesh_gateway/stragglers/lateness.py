@@ -74,23 +74,26 @@ def late_ranks(
     return _late(spans, usage, units, uncertainty, least)
 
 
-def slow_links(job: str, waits: Mapping[int, RankWaits]) -> list[Straggler]:
+def slow_links(job: str, waits: Mapping[int, RankWaits], usage: Mapping[int, ResourceUsage]) -> list[Straggler]:
     """Return the ranks between which the network is slow, where no rank comes late: in calls, both wait for the other.
 
-    A link is slow if they do so for much longer than those of another link: of two ranks, nothing can be said.
+    A link is slow if they do so for much longer than those of another link: of two ranks, nothing can be said. A rank
+    that waits for a core does not read what has come, so on a busy host they must do so for longer.
 
     Args:
         job: the name of their job.
         waits: what each rank waits for.
+        usage: see ``find_stragglers``.
     """
     waited = ((rank, int(other)) for rank, each in waits.items() for other in each.shares)
     either = {(min(pair), max(pair)) for pair in waited}
     if len(waits) <= _DIRECT:
         either = {*combinations(sorted(waits), 2)}
-    both = {pair: min(_share(waits, *pair), _share(waits, *reversed(pair))) for pair in either}
+    both = {pair: _both_wait(waits, *pair) for pair in either}
     worst = max(both.values(), default=0.0)
     slow = [{*pair} for pair, share in both.items() if share >= worst * _LESS]
-    if worst < _MIN_WAITS or len(slow) == len(both):
+    busy = max((each.core_wait for each in usage.values()), default=0.0)
+    if worst < _MIN_WAITS + busy / 2 or len(slow) == len(both):
         return []
     ranks = sorted({*slow[0]}.intersection(*slow) or {*slow[0]}.union(*slow))
     what = "has a slow network" if len(ranks) == 1 else "have a slow network between them"
@@ -98,8 +101,10 @@ def slow_links(job: str, waits: Mapping[int, RankWaits]) -> list[Straggler]:
     return [Straggler(job, ranks, worst, 0, 0, 0.0, 0.0, why)]
 
 
-def _share(waits: Mapping[int, RankWaits], rank: int, other: int) -> float:
-    return waits[rank].shares.get(str(other), 0.0) if rank in waits else 0.0
+def _both_wait(waits: Mapping[int, RankWaits], rank: int, other: int) -> float:
+    """Return the share of the time that two ranks wait for each other in the same calls."""
+    ends = [waits[a].shares.get(str(b), {}) if a in waits else {} for a, b in ((rank, other), (other, rank))]
+    return sum(min(share, ends[1].get(call, 0.0)) for call, share in ends[0].items())
 
 
 def _late(

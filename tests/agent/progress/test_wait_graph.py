@@ -22,7 +22,7 @@ def engine_of(rank: int, waits: list[Status], send, silent: float = 0.0):
     return SimpleNamespace(
         rank=rank,
         epoch=1,
-        status_sources=[lambda: waits.copy()],
+        waits=lambda: waits.copy(),
         send=send,
         is_connected=lambda peer: True,
         world_size=1 << 20,
@@ -109,7 +109,7 @@ def test_a_rank_that_has_had_no_time_to_answer(clock):
 def test_a_rank_that_is_elsewhere(clock):
     ranks = Ranks(CHAIN)
     ranks.waits_for[2] = []
-    ranks.graphs[2]._engine.status_sources = [list]
+    ranks.graphs[2]._engine.waits = list
     ranks.graphs[1].inquire(CHAIN[1])
     ranks.deliver()
     clock.now += wait_graph.ASK_SECONDS
@@ -119,7 +119,7 @@ def test_a_rank_that_is_elsewhere(clock):
 def test_a_rank_that_waits_elsewhere_for_a_stopped_one_is_not_blamed(clock):
     ranks = Ranks({0: [1], 1: []})
     elsewhere = Status(GROUP + 1, SEQ, 5, "another call", ((2, 2),))
-    ranks.graphs[1]._engine.status_sources = [lambda: [elsewhere]]
+    ranks.graphs[1]._engine.waits = lambda: [elsewhere]
     ranks.graphs[0].inquire([1])
     ranks.deliver()
     clock.now += wait_graph.ASK_SECONDS
@@ -172,7 +172,7 @@ def test_a_limit_is_no_cause_of_a_call_that_begins_later_or_of_a_network_that_is
 def test_a_rank_that_is_not_in_the_call_is_not_there_because_of_its_limit(clock):
     ranks = Ranks({0: [3], 3: []})
     ranks.graphs[3] = ranks.graph(3, limit=LIMIT)
-    ranks.graphs[3]._engine.status_sources = [list]
+    ranks.graphs[3]._engine.waits = list
     ranks.graphs[0].inquire([3])
     ranks.deliver()
     clock.now += wait_graph.ASK_SECONDS

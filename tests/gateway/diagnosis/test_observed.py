@@ -85,6 +85,14 @@ def test_ranks_in_no_call_hold_up_those_in_one():
     assert (found.kind, found.ranks, found.waiting, found.young) == ("elsewhere", [2], [0, 1, 3], False)
 
 
+def test_a_rank_that_computes_may_be_slow():
+    computes = report(1, *COMPUTES)
+    computes.outside = ProcessView("R", cpu=1.0)
+    found = only(report(0, ALLREDUCE), computes)
+    assert (found.kind, found.young) == ("elsewhere", True)
+    assert not only(report(0, ALLREDUCE, unchanged=61.0), computes).young
+
+
 def test_a_wait_is_as_old_as_the_youngest():
     moves = report(0, ALLREDUCE, unchanged=0.2)
     assert find_stalls([moves, report(1, ALLREDUCE), report(2, *COMPUTES)]) == []

@@ -64,7 +64,7 @@ class AgentDouble:
         taken: how many snapshots it was asked for.
     """
 
-    def __init__(self, take: Callable[[], Any]) -> None:
+    def __init__(self, take: Callable[[], Any], service: Service = Service.SNAPSHOT) -> None:
         self.taken = 0
 
         def count() -> Any:
@@ -76,7 +76,7 @@ class AgentDouble:
         self._server = HttpServer(listener)
         self._server.start(
             lambda: None,
-            {Service.SNAPSHOT: SnapshotServer(lambda _: count(), lambda: Credentials(TOKEN, job="job"))},
+            {service: SnapshotServer(lambda _: count(), lambda: Credentials(TOKEN, job="job"), service)},
             on_demand=True,
         )
 
@@ -86,11 +86,11 @@ class AgentDouble:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Callable[[], Any]], AgentDouble]]:
-    """Starts agents."""
+    """Starts agents, of one service each."""
     made: list[AgentDouble] = []
 
-    def start(take: Callable[[], Any]) -> AgentDouble:
-        made.append(AgentDouble(take))
+    def start(take: Callable[[], Any], service: Service = Service.SNAPSHOT) -> AgentDouble:
+        made.append(AgentDouble(take, service))
         return made[-1]
 
     yield start
@@ -130,6 +130,29 @@ async def test_the_findings(direct: httpx.AsyncClient, registry: Registry, ask: 
     other = (await direct.get("/v1/diagnosis?job=other")).json()
     assert (other["ok"], other["problems"], other["ranks"]) == (True, [], [])
     assert (await direct.get("/v1/diagnosis", headers={"Authorization": "Bearer wrong"})).status_code == 401
+
+
+async def test_the_ranks_that_make_the_others_wait(
+    direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any, deaf: str
+):
+    def recorded(rank: int) -> RankSnapshot:
+        """Rank 1 comes 30 ms late to each of 20 calls, 100 ms apart, that end at the same moment."""
+        late = 0.03 * (rank == 1)
+        calls = [SnapshotCall(WORLD, 20 - n, "all_reduce", "", 0.1 * n, seconds=0.031 - late) for n in range(20)]
+        return replace(described(rank, waits=False), ended=calls, monotonic=100.0)
+
+    agents = [serve(lambda rank=rank: recorded(rank), Service.RECORDS) for rank in range(2)]
+    for rank, url in enumerate([*(agent.url for agent in agents), deaf]):
+        request = ask.join(rank, 3)
+        registry.join(replace(request, member=replace(request.member, http=url, host="host")))
+    found = (await direct.get("/v1/stragglers?patience=3")).json()
+    assert found["silent"] == [{"rank": 2, "detail": "no answer within 3 s"}]
+    (late,) = found["stragglers"]
+    assert (late["job"], late["ranks"], late["last"], late["calls"], late["place"]) == (
+        ("job", [1], 20, 20, "train.py:8 in load_batch")
+    )
+    assert late["why"] == "99 ms between two calls, where the others need 69 ms"
+    assert (await direct.get("/v1/stragglers?seconds=0")).status_code == 422
 
 
 async def test_a_diagnosis_is_made_anew(

@@ -22,52 +22,10 @@ def form(registry, ask, size=2, **how) -> JoinReply:
     return futures[-1].result(timeout=0)
 
 
-class TestRestart:
-    def test_the_next_attempt_is_a_new_epoch_although_the_ranks_before_are_live(self, registry, ask):
-        assert form(registry, ask).epoch == 1
-        registry.restart("job", 1)
-        assert (registry.jobs(), registry.ranks(), registry.counts()) == ([], [], (0, 0))
-        assert [info.state for info in registry.attempt_ranks("job", 0)] == ["alive", "alive"]
-        assert registry.attempt_ranks("job", 1) == []
-        assert form(registry, ask, life=2, attempt=1).epoch == 2
-        assert [info.epoch for info in registry.attempt_ranks("job", 1)] == [2, 2]
-
-    def test_the_first_join_of_an_attempt_begins_it(self, registry, ask):
-        form(registry, ask)
-        waiting = registry.join(ask.join(0, life=2, attempt=1))
-        assert not waiting.done()
-        assert [(info.epoch, info.state) for info in registry.ranks()] == [(2, "joining")]
-
-    def test_joins_of_the_attempt_before_end_and_late_ones_are_refused(self, registry, ask):
-        waiting = registry.join(ask.join(0))
-        registry.restart("job", 1)
-        with pytest.raises(CancelledError):
-            waiting.result(timeout=0)
-        with pytest.raises(
-            RankTakenError, match=r"rank 0 \(host0, pid 100\) was started before restart 1 of job 'job'"
-        ):
-            registry.join(ask.join(0))
-        assert form(registry, ask, life=2, attempt=1).epoch == 1
-
-    def test_heartbeats_of_the_attempt_before_change_nothing(self, registry, ask):
-        form(registry, ask)
-        registry.restart("job", 1)
-        assert registry.heartbeat(ask.heartbeat(0)).failed == []
-        registry.leave(ask.leave(1, reason="SIGKILL"))
-        registry.process_exited("job", 1, 101, "host1", "signal SIGKILL (9)")
-        assert registry.ranks() == []
-
-    def test_a_repeated_restart_changes_nothing(self, registry, ask):
-        registry.restart("job", 1)
-        form(registry, ask, attempt=1)
-        registry.restart("job", 1)
-        assert [info.epoch for info in registry.ranks()] == [1, 1]
-        assert registry.events.counts()["job-restarted"] == 1
-
-    def test_a_gateway_that_was_started_anew_learns_the_attempt_from_the_joins(self, registry, ask):
-        assert form(registry, ask, attempt=2).epoch == 1
-        with pytest.raises(RankTakenError, match="restart 2"):
-            registry.join(ask.join(0, life=2, attempt=1))
+def test_a_late_join_of_the_attempt_before_is_refused(registry, ask):
+    registry.restart("job", 1)
+    with pytest.raises(RankTakenError, match=r"rank 0 \(host0, pid 100\) was started before restart 1 of job 'job'"):
+        registry.join(ask.join(0))
 
 
 class TestJoin:

@@ -158,7 +158,18 @@ def test_a_rank_whose_use_of_resources_is_not_known():
     ids=["a rank", "a link", "all links alike", "little", "two ranks", "a star", "a link of a star", "a ring"],
 )
 def test_slow_links(waits: dict[int, dict[int, float]], named: list[int]):
-    found = slow_links(
-        "job", {rank: RankWaits({str(other): share for other, share in each.items()}) for rank, each in waits.items()}
-    )
+    found = slow_links("job", waits_of(waits), {})
     assert [each.ranks for each in found] == ([named] if named else [])
+    assert slow_links("job", waits_of(waits), {0: ResourceUsage(0.5, 0.9, 0.0)}) == [], "of a rank without a core"
+
+
+def waits_of(shares: dict[int, dict[int, float]]) -> dict[int, RankWaits]:
+    return {
+        rank: RankWaits({str(other): {"w 1": share / 2, "w 2": share / 2} for other, share in each.items()})
+        for rank, each in shares.items()
+    }
+
+
+def test_ranks_that_wait_for_each_other_in_turn_have_no_slow_link():
+    turns = {rank: RankWaits({str(1 - rank): {f"w {call}": 0.02 for call in range(rank, 40, 2)}}) for rank in range(2)}
+    assert slow_links("job", turns | {2: RankWaits({})}, {}) == []
