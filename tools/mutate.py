@@ -180,6 +180,7 @@ def prepare() -> None:
     """Copy the tree, and become the reaper of what tests leave behind."""
     shutil.rmtree(TREE, ignore_errors=True)
     shutil.copytree(ROOT, TREE, ignore=shutil.ignore_patterns(".git", ".venv*", "out", ".*_cache", ".hypothesis"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the tests, too
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
