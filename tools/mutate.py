@@ -7,7 +7,8 @@ the fastest first, until one fails. It is *killed* if one fails, *hung* if they 
 *suspect* of being equivalent: its line logs, or has figures of seconds, bytes or items.
 
 The lines of each test are recorded at first, and by ``--cover``: without paths all anew, as after changes of the
-product, with paths these in addition; with ``--processes`` also tests that start ranks.
+product; with paths these in addition, as of changed tests before ``--again``; with ``--processes`` also those that
+start ranks. Record on an idle machine: a test's time decides whether it is among those that run.
 """
 
 from __future__ import annotations
@@ -179,6 +180,7 @@ def prepare() -> None:
     """Copy the tree, and become the reaper of what tests leave behind."""
     shutil.rmtree(TREE, ignore_errors=True)
     shutil.copytree(ROOT, TREE, ignore=shutil.ignore_patterns(".git", ".venv*", "out", ".*_cache", ".hypothesis"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the tests, too
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
