@@ -329,7 +329,7 @@ MAIN = "tcp file store gateway"
 EVERY = "tcp file store gateway agents URL environment handler multicast"
 EVENTS: dict[str, tuple[Callable[[Me, Place], None], str]] = {
     "again and again": (join_again, EVERY),
-    "rank 0 late": (wait_for_rank_0, EVERY),
+    "rank 0 late": (wait_for_rank_0, f"{MAIN} multicast"),
     "no working directory": (leave_working_directory, "tcp"),
     "one missing": (miss_rank_2, MAIN),
     "a rank twice": (partial(come_twice, rank=1), MAIN),
@@ -339,7 +339,7 @@ EVENTS: dict[str, tuple[Callable[[Me, Place], None], str]] = {
     "another token": (have_another_token, "tcp file store"),
     "other settings": (have_other_settings, "tcp gateway"),
     "a rank lingers": (begin_while_rank_2_lingers, MAIN),
-    "two jobs": (be_two_jobs, EVERY),
+    "two jobs": (be_two_jobs, MAIN),
     "Ctrl-C": (interrupt_joins, "tcp file store gateway multicast"),
     "restart": (start_again, "tcp file store"),
 }
