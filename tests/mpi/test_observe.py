@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 from pathlib import Path
 
 import pytest
 from support.consoles import fits, run, steps_of
 from support.mpi import MPIRUN, OPTIONS, files_in
-from support.observed import ALONE, OBSERVE, Stuck, check_row, observed_job, print_column
-from support.processes import Rank, Ranks, wait_until
+from support.observed import ALONE, OBSERVE, Stuck, check_row, print_column
+from support.processes import Rank, Ranks
 
 pytestmark = pytest.mark.processes
 
@@ -100,48 +99,6 @@ def test_the_page(ranks: Ranks):
     printed = run(steps, ranks.folder, ranks.environment(PATH=path, **files_in(ranks.folder)), 120)
     for step, each in zip(steps, printed, strict=True):
         assert not step.printed or fits(each, step.printed), f"line {step.line}: {step.command}\n{each}"
-
-
-def test_the_exit_code_is_the_programs(ranks: Ranks):
-    done = ranks.launch([*OBSERVE, sys.executable, "-c", "raise SystemExit(7)"], name="observe")
-    ranks.wait([done])
-    assert (done.code, done.stderr) == (7, "")
-
-
-def test_the_program_gets_each_signal_once(ranks: Ranks):
-    script = ranks.folder / "waits.py"
-    script.write_text(
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: print('usr1', flush=True))\n"
-        "signal.signal(signal.SIGINT, lambda *_: print('int', flush=True))\n"
-        "print('ready', flush=True)\n"
-        "while True: time.sleep(0.1)\n"
-    )
-    started = ranks.launch([*OBSERVE, sys.executable, str(script)], name="observe")
-    for number, printed in ((0, "ready\n"), (signal.SIGUSR1, "ready\nusr1\n"), (signal.SIGINT, "ready\nusr1\nint\n")):
-        started.kill(number)
-        wait_until(lambda printed=printed: started.stdout == printed, f"{printed!r}: {started!r}")
-    started.kill(signal.SIGTERM)
-    ranks.wait([started])
-    assert started.code == -signal.SIGTERM
-
-
-def test_a_launcher_and_processes_that_run_already(ranks: Ranks):
-    def observe(ranks: Ranks, script: Path) -> Rank:
-        assert MPIRUN is not None
-        command = [*OBSERVE, MPIRUN, *OPTIONS, "-n", "4", sys.executable, str(script)]
-        return ranks.launch(command, name="observe", **files_in(ranks.folder))
-
-    sleeps = KINDS[1]
-    with observed_job(ranks, sleeps.script(SCRIPT), observe) as job:
-        job.finding(sleeps)
-        pids = [str(each["pid"]) for each in job.run("diagnose", "--json").document["ranks"]]
-        beside = ranks.launch([*OBSERVE, "--pid", *pids], name="beside")
-        job.launcher, launcher = beside, job.launcher
-        job.finding(sleeps)
-        job.launcher = launcher
-    ranks.wait([beside])
-    assert beside.code == 0
 
 
 if __name__ == "__main__":
