@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 from rankmesh_agent.diagnostics.stacks import OWN_PACKAGES, origin
@@ -76,6 +75,8 @@ def _read(pid: int | str, name: str) -> str:
 
 def own_usage() -> ResourceUsage:
     """Return what this process has used so far."""
+    from resource import RUSAGE_SELF, getrusage  # only here: commands run where it is missing
+
     waited = 0.0
     with contextlib.suppress(OSError, IndexError), open("/proc/self/schedstat", "rb", buffering=0) as file:
         waited = int(file.read().split()[1]) * 1e-9  # of the main thread
