@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -232,6 +233,9 @@ def have_another_token(me: Me, at: Place) -> None:
     os.environ["RANKMESH_TOKEN"] = "right"
     if me.rank == 1:
         os.environ["RANKMESH_TOKEN"] = "wrong"
+        if at.method == "file":  # the gateway of the first to come would refuse the others
+            meeting = Path(at.folder, "a meeting")
+            wait_until(lambda: meeting.exists() and b"http" in meeting.read_bytes(), "another rank's gateway")
         before = me.resources()
         raised = me.attempt(at.join, 1)
         assert me.resources() == before
