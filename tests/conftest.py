@@ -17,7 +17,8 @@ from support.processes import Ranks, wait_until
 import rankmesh as dist
 
 # Under nohup, or in the background of a script, these come ignored, and so they would to all that the tests start.
-for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
 
