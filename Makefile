@@ -89,9 +89,11 @@ test-integrations: $(VENV)-integrations/.installed  ## Run the programs of docs/
 test-integrations-part: $(VENV)/.ignite  ## Run those that need torch, or ignite, alone
 	$(BIN)/python -m pytest tests/integrations $(ARGS)
 
-# RANKMESH_REQUIRE_MPI=1 makes a missing MPI an error; otherwise the tests are skipped with a reason.
+# RANKMESH_REQUIRE_MPI=1 makes a missing MPI an error; otherwise the tests are skipped with a reason. The ranks of stuck
+# jobs poll without end, on all cores: nothing else runs beside those.
 test-mpi: $(VENV)/.mpi  ## Run the tests that need MPI: backend "mpi", under mpirun
-	$(BIN)/python -m pytest tests/mpi --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest tests/mpi --ignore tests/mpi/test_observe.py --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest tests/mpi/test_observe.py $(ARGS)
 
 # RANKMESH_REQUIRE_BROWSER=1 makes a missing Chromium an error; otherwise the tests are skipped with a reason.
 test-browser: $(VENV)/.browser  ## Run the dashboard's tests; need Chromium (apt-get install chromium)

@@ -103,7 +103,7 @@ def test_the_outline_a_screen_reader_has(full, visit):
         assert page.get_by_role("table", name=table).count() == 1
     assert page.get_by_role("rowheader", name="2", exact=True).count() == 1
     names = page.get_by_role("table", name="Ranks on host-0").get_by_role("columnheader").all_inner_texts()
-    assert names == ["Rank", "State", "Heartbeat", "Process", "Agent"]
+    assert names == ["Rank", "State", "Heartbeat", "Slow", "Process", "Agent"]
 
 
 def test_by_keyboard(full, visit):
