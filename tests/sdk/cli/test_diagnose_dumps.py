@@ -40,7 +40,7 @@ from rankmesh._session.session import require_session
 def kill_when_all_wait():
     agent = require_session().agent
     for member in agent.members.values():
-        if member.rank != agent.rank:
+        if member.rank != agent.member.rank:
             request = urllib.request.Request(f"{member.http}/v1/groups/world/inflight")
             request.add_header("Authorization", f"Bearer {os.environ['RANKMESH_TOKEN']}")
             while all(call["seq"] != 3 for call in json.load(urllib.request.urlopen(request, timeout=60))):
