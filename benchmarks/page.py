@@ -103,12 +103,12 @@ all_to_all, reduce, gather, scatter) or a message there and back, of 2, 4 or 8 r
 
 ## When another library is faster
 
-* **Open MPI, rooted calls on short arrays.** In a broadcast, scatter, gather or reduce of Open MPI the root goes on
-  before the other ranks have come. In RankMesh each rank waits for all, so that a failure or a mismatch is raised by
-  every rank in the same call. Many short rooted calls in a row are 2 to 10 times slower for it.
+* **Open MPI, rooted calls on short arrays.** In a broadcast, scatter, gather or reduce of Open MPI, a rank that only
+  sends goes on before the others have come. In RankMesh each rank waits for all, so that every rank raises a failure
+  or a mismatch in the same call. Many short rooted calls in a row take several times as long.
 * **gloo over TCP, long arrays.** Broadcast and all_to_all of many MiB between 4 or 8 ranks on few cores are about as
   fast as gloo's; some cases are slower.
-* **GPUs.** NCCL carries arrays on GPUs, in RankMesh too: see [GPUs](gpu.md).
+* **GPUs.** Nothing of RankMesh has been measured on one ([GPUs](gpu.md)).
 
 [Benchmark data](benchmarks.md) lists each slower case, the training steps of DistributedDataParallel, the store, and
 the targets. [Inference](inference.md) has tokens a second of a language model that is split over two ranks.

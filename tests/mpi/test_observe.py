@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.consoles import fits, run, steps_of
 from support.mpi import MPIRUN, OPTIONS, files_in
-from support.observed import ALONE, OBSERVE, Stuck, check_row, print_column
+from support.observed import ALONE, OBSERVE, Stuck, check_row, message_kinds, print_column
 from support.processes import Rank, Ranks
 
 pytestmark = pytest.mark.processes
@@ -31,7 +31,6 @@ for step in range(3):
     comm.Allreduce(data, total)
 time.sleep(3600)
 """
-PAIR = "if rank < 2:\n    comm.{0}(large, 1 - rank)\n    comm.{1}(large, 1 - rank)"
 KINDS = [
     *ALONE,
     Stuck(
@@ -50,22 +49,7 @@ KINDS = [
             one.Allreduce(data, total)
         """,
     ),
-    Stuck("two ranks that send to each other", "pass", "messages", [0, 1], [2, 3], PAIR.format("Send", "Recv")),
-    Stuck("two ranks that receive from each other", "pass", "messages", [0, 1], [2, 3], PAIR.format("Recv", "Send")),
-    Stuck(
-        "messages with different tags",
-        "pass",
-        "tags",
-        [0, 1],
-        [2, 3],
-        """
-        if rank == 0:
-            comm.Send(large, 1, tag=4)
-        if rank == 1:
-            comm.Recv(large, 0, tag=5)
-        """,
-    ),
-    Stuck("a message that is not sent", "comm.Recv(data, 3)", "order", [0, 1, 2, 3], []),
+    *message_kinds("comm.Send", "comm.Recv"),
 ]
 
 

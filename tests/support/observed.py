@@ -65,6 +65,20 @@ ALONE = [
     Stuck("frozen by its control group, as by `docker pause`", "freeze()", "stopped", before=FREEZE),
 ]
 """What holds up one rank, whatever the library."""
+
+
+def message_kinds(send: str, recv: str) -> list[Stuck]:
+    """Return the ways in which messages hold up a job, by the names of a library's functions."""
+    pair = "if rank < 2:\n    {0}(large, 1 - rank)\n    {1}(large, 1 - rank)".format
+    tags = f"if rank == 0:\n    {send}(large, 1, tag=4)\nif rank == 1:\n    {recv}(large, 0, tag=5)"
+    return [
+        Stuck("two ranks that send to each other", "pass", "messages", [0, 1], [2, 3], pair(send, recv)),
+        Stuck("two ranks that receive from each other", "pass", "messages", [0, 1], [2, 3], pair(recv, send)),
+        Stuck("messages with different tags", "pass", "tags", [0, 1], [2, 3], tags),
+        Stuck("a message that is not sent", f"{recv}(data, 3)", "order", [0, 1, 2, 3], []),
+    ]
+
+
 Start = Callable[[Ranks, Path], Rank]
 """Starts the launcher of a script's four ranks under ``rankmesh observe``."""
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.observed import ALONE, OBSERVE, Stuck, check_row, print_column
+from support.observed import ALONE, OBSERVE, Stuck, check_row, message_kinds, print_column
 from support.processes import Rank, Ranks, free_port
 
 pytestmark = pytest.mark.processes
@@ -27,7 +27,6 @@ for step in range(3):
     dist.all_reduce(data)
 time.sleep(3600)
 """
-PAIR = "if rank < 2:\n    dist.{0}(large, 1 - rank)\n    dist.{1}(large, 1 - rank)"
 KINDS = [
     *ALONE,
     Stuck(
@@ -47,22 +46,7 @@ KINDS = [
         """,
     ),
     Stuck("a key that no rank sets", "store.get('batch')"),
-    Stuck("two ranks that send to each other", "pass", "messages", [0, 1], [2, 3], PAIR.format("send", "recv")),
-    Stuck("two ranks that receive from each other", "pass", "messages", [0, 1], [2, 3], PAIR.format("recv", "send")),
-    Stuck(
-        "messages with different tags",
-        "pass",
-        "tags",
-        [0, 1],
-        [2, 3],
-        """
-        if rank == 0:
-            dist.send(large, 1, tag=4)
-        if rank == 1:
-            dist.recv(large, 0, tag=5)
-        """,
-    ),
-    Stuck("a message that is not sent", "dist.recv(data, 3)", "order", [0, 1, 2, 3], []),
+    *message_kinds("dist.send", "dist.recv"),
 ]
 
 

@@ -40,14 +40,14 @@ def view(pid: int, seconds: float) -> ProcessView:
         pid: the process.
         seconds: time limit of py-spy, which takes some 30 ms.
     """
-    began, used = time.monotonic(), _ran(pid)
+    began, used = time.monotonic(), run_seconds(pid)
     found = ProcessView(state_of(pid))
     if found.state in ("", "-", "Z", "X"):
         return found
     found.frozen, found.wchan, found.swap_bytes = _frozen(pid), _read(pid, "wchan").strip("0"), _swap_bytes(pid)
     found.stacks, found.no_stacks = _stacks(pid, Deadline(seconds))
     time.sleep(max(0.0, began + _SAMPLE_SECONDS - time.monotonic()))
-    found.cpu = max(0.0, _ran(pid) - used) / (time.monotonic() - began)
+    found.cpu = max(0.0, run_seconds(pid) - used) / (time.monotonic() - began)
     return found
 
 
@@ -83,15 +83,15 @@ def own_usage() -> ResourceUsage:
     return ResourceUsage(time.process_time(), waited, getrusage(RUSAGE_SELF).ru_majflt)
 
 
-def _ran(pid: int) -> float:
+def run_seconds(pid: int) -> float:
     """Return the seconds that the live threads of a process have run; 0 if they cannot be read."""
     texts = [_read(pid, f"task/{thread.name}/schedstat") for thread in (_PROC / str(pid) / "task").glob("*")]
     return sum(int(text.split()[0]) for text in texts if text) * 1e-9
 
 
-def memory_bytes() -> int:
-    """Return the memory in RAM of this process; 0 if it cannot be read."""
-    return int((_read("self", "statm") or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def memory_bytes(pid: int | str = "self") -> int:
+    """Return the memory in RAM of a process, by default this one; 0 if it cannot be read."""
+    return int((_read(pid, "statm") or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _swap_bytes(pid: int) -> int:

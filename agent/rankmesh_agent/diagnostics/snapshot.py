@@ -58,11 +58,8 @@ def snapshot(
 ) -> RankSnapshot:
     """Return the snapshot of a rank; for the arguments see RankSnapshot and ``add_calls``."""
     found = RankSnapshot(job, epoch, rank, attached, stacks=stacks(), clock=_clock(), cpu_seconds=time.process_time())
-    found.monotonic, found.memory_bytes, found.core_wait_seconds = (
-        time.monotonic(),
-        memory_bytes(),
-        own_usage().core_wait,
-    )
+    found.monotonic, found.memory_bytes = time.monotonic(), memory_bytes()
+    found.core_wait_seconds = own_usage().core_wait
     add_calls(found, recorder, awaited, store_waits, found.monotonic, max_ended)
     return found
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rankmesh_agent.config.settings import Settings
@@ -25,15 +23,13 @@ from rankmesh_agent.wire.hello import Client, Service
 from rankmesh_agent.wire.schemas import Heartbeat, JoinRequest, Leave, Member, ThreadStack
 from rankmesh_agent.wire.snapshot import RUNNING, ProcessView
 
-_LOOK_SECONDS = 15.0
-"""Most time between two looks at the stack, of which each takes some 30 ms of a core; less at the beginning."""
+_SAMPLE_SECONDS = 15.0
+"""Most time between two samples of the stack, of which each takes some 30 ms of a core; less at the beginning."""
 _ANSWER_SECONDS, _PAUSE_SECONDS = 1.1, 0.08
-"""Seconds of further looks at a stack for one answer, unless it changes, and the time between two of them: half as long
-if the stack has been the same before."""
+"""Seconds of further samples of a stack for one answer, unless it changes, and the time between two of them: half as
+long if the stack has been the same before."""
 _SPY_SECONDS = 3.0
 """Time limit of py-spy, on a busy host."""
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ObservedRank:
@@ -59,8 +55,8 @@ class ObservedRank:
         self._lock = threading.Lock()
         self._frames: list[tuple[str, int, str]] | None = None
         self._stacks: list[ThreadStack] = []
-        self._since = self._looked_at = time.monotonic()
-        self._look_seconds = 1.0
+        self._since = self._sampled_at = time.monotonic()
+        self._sample_seconds = 1.0
         self._used = (0.0, self._since)
         self._http = HttpServer.bind(settings, host)
         views = SnapshotServer(self._view, lambda: settings.job_credentials, Service.PROCESS)
@@ -79,7 +75,7 @@ class ObservedRank:
         self._heartbeats.wake()
 
     def leave(self, reason: str) -> None:
-        """Leave the job: with a reason, if the process has failed. Does not wait for looks under way."""
+        """Leave the job: with a reason, if the process has failed. Does not wait for samples under way."""
         self._heartbeats.stop_soon()
         member = self._member
         with self._gateway.sibling() as client:
@@ -90,36 +86,33 @@ class ObservedRank:
         if self._beats.is_due([]):
             place = self._job, self._epoch, self._world_size, self._member
             self._beats.send(Heartbeat(*place, process=self._usage()))
-        if time.monotonic() >= self._looked_at + self._look_seconds:
-            self._look_seconds = min(2 * self._look_seconds, _LOOK_SECONDS)
-            self._look()
+        if time.monotonic() >= self._sampled_at + self._sample_seconds:
+            self._sample_seconds = min(2 * self._sample_seconds, _SAMPLE_SECONDS)
+            self._sample()
 
     def _usage(self) -> str:
         """Return the state of the process, its use of the CPU since the last heartbeat, and its memory, as text."""
-        try:
-            fields = Path(f"/proc/{python_below(self.pid)}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            return ""
-        used, now = (int(fields[11]) + int(fields[12])) / _TICKS, time.monotonic()
+        pid = python_below(self.pid)
+        used, now = process.run_seconds(pid), time.monotonic()
         (before, at), self._used = self._used, (used, now)
         share = max(0.0, used - before) / max(now - at, 1e-3) if before else 0.0
-        return f"{fields[0]}, {share:.0%} of a core, {int(fields[21]) * _PAGE_BYTES >> 20} MiB"
+        return f"{process.state_of(pid)}, {share:.0%} of a core, {process.memory_bytes(pid) >> 20} MiB"
 
     def _view(self, _: Client) -> ProcessView:
-        """Return the process, with the time for which its stack has been the same: it is looked at several times."""
-        view = self._look()
+        """Return the process, with the time for which several samples of its stack have been the same."""
+        view = self._sample()
         until = time.monotonic() + _ANSWER_SECONDS / (2 if view.unchanged >= _ANSWER_SECONDS else 1)
         while time.monotonic() < until and view.state in RUNNING and view.stacks:
             time.sleep(_PAUSE_SECONDS)
-            view = self._look()
+            view = self._sample()
             if not view.unchanged:
                 break
         return view
 
-    def _look(self) -> ProcessView:
+    def _sample(self) -> ProcessView:
         with self._lock:
             view = process.view(python_below(self.pid), _SPY_SECONDS)
-            now = self._looked_at = time.monotonic()
+            now = self._sampled_at = time.monotonic()
             if not view.stacks and self._stacks and view.state in RUNNING:  # py-spy had no time, or met a change
                 view.stacks = self._stacks
                 return view

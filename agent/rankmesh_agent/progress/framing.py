@@ -1,4 +1,4 @@
-"""Framing on one connection: received frames go to their sinks, frames to send are queued in order."""
+"""Framing on the connections of an engine: received frames go to their sinks, frames to send are queued in order."""
 
 from __future__ import annotations
 

@@ -115,11 +115,7 @@ class DiagnosisService:
             records: whether the snapshots have all calls that the flight recorders keep, up to MAX_DUMPED a group.
         """
         service = Service.RECORDS if records else Service.SNAPSHOT
-        found = await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience, service)
-        for each in found if records else ():
-            if each.snapshot is not None and each.snapshot.unchanged is not None:
-                each.snapshot, each.error = None, "its calls are not known: 'rankmesh observe' looks from outside"
-        return found
+        return await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience, service)
 
     async def stragglers(
         self, job: str | None, seconds: float, patience: float, *, links: bool = False

@@ -44,7 +44,7 @@ def add_snapshots(
         patience: seconds in which an agent must answer.
         limit: seconds in which all of them must.
         neighbours: all ranks, those on the hosts of ranks that do not answer are asked about these.
-        service: SNAPSHOT; or RECORDS, whose snapshots have more calls.
+        service: SNAPSHOT; RECORDS, whose snapshots have more calls; or WAITS.
     """
     if not reports:
         return
@@ -63,6 +63,9 @@ def add_snapshots(
 def _add_snapshot(report: RankReport, service: Service, token: str, patience: float, end: Deadline) -> None:
     if report.state == "joining":
         report.error = "it waits for its world to join"
+        return
+    if report.observed and service is not Service.SNAPSHOT:
+        report.error = "its calls are not known: 'rankmesh observe' looks from outside"
         return
     if end.expired():
         report.error = f"not asked: others have not answered within {end.seconds:g} s"

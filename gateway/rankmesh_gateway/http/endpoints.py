@@ -1,4 +1,5 @@
-"""The gateway's endpoints: the role that each needs, where its request names its job, and the handler.
+"""The gateway's endpoints: the role that each needs, where its request names its job, and the handler; and the checks
+of a request's job against that of its credential.
 
 The small application (``asgi``), the web framework's (``handled``) and the checks of credentials read this
 table. An endpoint that is not in it needs the role ``run``, and rejects the credential of a job.

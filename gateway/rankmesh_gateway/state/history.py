@@ -46,7 +46,7 @@ class History:
         self._samples.append((now, sample))
         for epoch in live:
             self._writer.held_up_calls(epoch, merged_calls(epoch, now) if epoch.live_ranks() else [], now)
-            heard = {rank: each.report() for rank, each in epoch.records.items() if each.is_live() and each.reported_at}
+            heard = {rank: each.sample() for rank, each in epoch.records.items() if each.is_live() and each.reported_at}
             epoch.scores.observe(heard, now)
             self._writer.slow_ranks(epoch, now)
         self._due = now + max(SAMPLE_SECONDS, (self._processor_clock() - began) / _MAX_LOAD)

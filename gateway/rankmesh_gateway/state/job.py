@@ -1,4 +1,4 @@
-"""A job: its epochs, and the rules by which ranks join them."""
+"""A job: its epochs, the rules by which ranks join them, and the interval of heartbeats."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from rankmesh_agent.wire.schemas import (
     suspect_seconds,
 )
 from rankmesh_gateway.state.rates import Rates
-from rankmesh_gateway.stragglers.scores import Report
+from rankmesh_gateway.stragglers.scores import HeartbeatSample
 
 IN_TRANSIT_SECONDS = 0.25
 """A heartbeat that arrives this soon after a report that its sender is lost was sent before the loss."""
@@ -166,9 +166,11 @@ class RankRecord:
         self.ended = "failed" if reason else "left"
         self.failed_ranks = list(failed_ranks)
 
-    def report(self) -> Report:
+    def sample(self) -> HeartbeatSample:
         """Return its last heartbeat, for its score."""
-        return Report(self.reported_at, self.usage, {id: (each.seq, each.seconds) for id, each in self.groups.items()})
+        return HeartbeatSample(
+            self.reported_at, self.usage, {id: (each.seq, each.seconds) for id, each in self.groups.items()}
+        )
 
     def info(self, job: str, epoch: int, now: float, slow: float = 0.0) -> RankInfo:
         """Return the record as the HTTP interface shows it."""

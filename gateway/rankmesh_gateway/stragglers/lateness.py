@@ -15,7 +15,7 @@ from rankmesh_gateway.stragglers.spans import STEP, Span, collectives_of, since,
 MIN_LOST = 0.03
 """Share of the time that the others lose by a rank, the longest wait left out, from which on it is a straggler."""
 _MORE = 3.0
-"""How many times what the others lose by another rank: all ranks of a busy host come late now and then."""
+"""Least ratio of a straggler's loss to the loss by another rank: all ranks of a busy host come late now and then."""
 _LATELY = 0.1
 """Part of the time in which ranks may have come to be late, too few times for the share of all of it."""
 _MIN_CALLS = 5
@@ -75,10 +75,11 @@ def late_ranks(
 
 
 def slow_links(job: str, waits: Mapping[int, RankWaits], usage: Mapping[int, ResourceUsage]) -> list[Straggler]:
-    """Return the ranks between which the network is slow, where no rank comes late: in calls, both wait for the other.
+    """Return the ranks between which the network is slow, where no rank comes late.
 
-    A link is slow if they do so for much longer than those of another link: of two ranks, nothing can be said. A rank
-    that waits for a core does not read what has come, so on a busy host they must do so for longer.
+    The two ends of a slow link wait for each other in the same calls, for much longer than the ends of another link; so
+    a world of two ranks, which has one link, has no slow one. On a busy host the ends must wait for longer: a rank that
+    waits for a core does not read the bytes that have come.
 
     Args:
         job: the name of their job.

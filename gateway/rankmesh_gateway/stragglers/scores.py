@@ -20,7 +20,7 @@ _MIN_CALLS = 5
 """Calls of a group in that time, from which on they count."""
 
 
-class Report(NamedTuple):
+class HeartbeatSample(NamedTuple):
     """A rank at its last heartbeat: the clock, the use of resources, and by group the calls and the seconds in them."""
 
     at: float
@@ -39,10 +39,10 @@ class RankScores:
     def __init__(self) -> None:
         self.values: dict[int, float] = {}
         self.slow: dict[int, float] = {}
-        self._reports: dict[int, deque[Report]] = {}
+        self._reports: dict[int, deque[HeartbeatSample]] = {}
         self._since: dict[int, float] = {}
 
-    def observe(self, reports: Mapping[int, Report], now: float) -> None:
+    def observe(self, reports: Mapping[int, HeartbeatSample], now: float) -> None:
         """Record the last reports of the live ranks."""
         self._reports = {rank: self._reports.get(rank) or deque() for rank in reports}
         for rank, report in reports.items():
@@ -68,7 +68,7 @@ class RankScores:
         return found
 
 
-def _shares(reports: Sequence[Report]) -> dict[str, float]:
+def _shares(reports: Sequence[HeartbeatSample]) -> dict[str, float]:
     """Return the shares of the time of its reports that a rank has spent in each group with enough calls."""
     shares, last = {}, reports[-1]
     for group, (calls, seconds) in last.groups.items():

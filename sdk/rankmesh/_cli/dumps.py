@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from rankmesh._cli.exit_codes import CommandError
-from rankmesh._cli.torch_dumps import RecordedCall, RecordedGroup, is_torch_dump, reports_of, torch_reports
+from rankmesh._cli.recorded_calls import RecordedCall, RecordedGroup, reports_of
+from rankmesh._cli.torch_dumps import is_torch_dump, torch_reports
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import FlightRecord

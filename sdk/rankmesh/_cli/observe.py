@@ -182,7 +182,9 @@ class Observer:
             return
         if self._ranks.get(found.pid) is not None and found.rank == 0:
             url = self._locator.find()
-            print_error(f"job {settings.job} is observed: 'rankmesh diagnose --gateway {url}' tells why it is stuck")
+            print_error(
+                f"this observer watches job {settings.job}: 'rankmesh diagnose --gateway {url}' reports a stuck rank"
+            )
 
     def _leave(self, pid: int, reason: str) -> None:
         rank = self._ranks.pop(pid)

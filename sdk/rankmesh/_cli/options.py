@@ -1,4 +1,4 @@
-"""Options shared by most commands, and their defaults from the environment."""
+"""Options shared by most commands, and their defaults: from the environment, and from the jobs of this host."""
 
 from __future__ import annotations
 

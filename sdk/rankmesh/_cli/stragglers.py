@@ -41,7 +41,7 @@ def find_stragglers(
         lines = [f"{printable(_text(each))}\n" for each in found.stragglers]
         write("".join(lines) or "no rank makes others wait\n")
     for each in found.silent:
-        print_error(f"rank {each.rank} does not answer: {each.detail}; 'rankmesh diagnose' explains it")
+        print_error(f"rank {each.rank} is left out: {each.detail}; 'rankmesh diagnose' explains it")
     return UNREACHABLE if found.silent else NEGATIVE if found.stragglers else OK
 
 

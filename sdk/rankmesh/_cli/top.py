@@ -35,7 +35,7 @@ _KEYS = f"sort by {', '.join(f'{key} {name}' for key, name in _ORDERS.items())};
 _LEAST_ROWS = 3
 
 
-class Look(NamedTuple):
+class Answers(NamedTuple):
     """The answers of a gateway at one moment; the ranks by job, epoch, rank and pid, or why they are not shown."""
 
     overview: Overview
@@ -50,13 +50,13 @@ def live(service: ServiceClient, job: str, first: tuple[Overview, Verdict], inte
     from rich.live import Live
     from rich.text import Text
 
-    looks: SimpleQueue[Look | Exception] = SimpleQueue()
-    screen, changed = Screen(service.url, Look(*first, {})), True
-    threading.Thread(target=_ask, args=(looks, service, job, interval), daemon=True).start()
+    queue: SimpleQueue[Answers | Exception] = SimpleQueue()
+    screen, changed = Screen(service.url, Answers(*first, {})), True
+    threading.Thread(target=_ask, args=(queue, service, job, interval), daemon=True).start()
     with _cbreak() as there, Live(auto_refresh=False) as shown, suppress(KeyboardInterrupt):
         while True:
-            while not looks.empty():
-                screen.take(looks.get())
+            while not queue.empty():
+                screen.take(queue.get())
                 changed = True
             if changed:
                 top = Text.from_ansi(screen.head().rstrip())
@@ -67,10 +67,10 @@ def live(service: ServiceClient, job: str, first: tuple[Overview, Verdict], inte
             if any(map(screen.press, keys)):
                 break
             changed = bool(keys)
-    return screen.look.verdict
+    return screen.answers.verdict
 
 
-def _ask(looks: SimpleQueue[Look | Exception], service: ServiceClient, job: str, interval: float) -> None:
+def _ask(queue: SimpleQueue[Answers | Exception], service: ServiceClient, job: str, interval: float) -> None:
     """Ask a gateway again and again, at most half of the time: it asks the agents of all ranks."""
     while True:
         begun = time.monotonic()
@@ -82,9 +82,9 @@ def _ask(looks: SimpleQueue[Look | Exception], service: ServiceClient, job: str,
             except CommandError as error:  # of a credential that may not see stacks
                 refusal = str(error)
             ranks = {(each["job"], each["epoch"], each["rank"], each["pid"]): each for each in found}
-            looks.put(Look(overview, verdict, ranks, refusal))
+            queue.put(Answers(overview, verdict, ranks, refusal))
         except Exception as error:
-            looks.put(error)
+            queue.put(error)
         time.sleep(max(interval, time.monotonic() - begun))
 
 
@@ -93,25 +93,25 @@ class Screen:
 
     Args:
         url: of the gateway.
-        look: the first one.
+        answers: the first one.
     """
 
-    def __init__(self, url: str, look: Look) -> None:
-        self.look = look
+    def __init__(self, url: str, answers: Answers) -> None:
+        self.answers = answers
         self._url, self._remark = url, ""
-        self._before = look.ranks
+        self._before = answers.ranks
         self._order, self._place = "r", 0
         self._ranks: list[tuple[Any, ...]] = []
         self._stack: tuple[Any, ...] | None = None
 
-    def take(self, look: Look | Exception) -> None:
-        """Show the next look; raise an error, unless it is that the gateway does not answer."""
-        if isinstance(look, Look):
-            self._before, self.look, self._remark = self.look.ranks, look, ""
-        elif isinstance(look, CommandError) and look.code == UNREACHABLE:
+    def take(self, answers: Answers | Exception) -> None:
+        """Show the next answers; raise an error, unless it is that the gateway does not answer."""
+        if isinstance(answers, Answers):
+            self._before, self.answers, self._remark = self.answers.ranks, answers, ""
+        elif isinstance(answers, CommandError) and answers.code == UNREACHABLE:
             self._remark = self._remark or f"; NO ANSWER since {time.strftime('%H:%M:%S')}"
         else:
-            raise look
+            raise answers
 
     def press(self, key: str) -> bool:
         """Do what a key is for; return whether it ends the screen."""
@@ -123,27 +123,29 @@ class Screen:
 
     def head(self) -> str:
         """Return the first lines: the gateway, and the problems."""
-        found = head(self.look.overview, self.look.verdict, self._url)
+        found = head(self.answers.overview, self.answers.verdict, self._url)
         return lines([found._replace(title=found.title + self._remark)], coloured=True)
 
     def body(self, height: int, *, keys: bool) -> str:
         """Return the other lines: a rank's stack, or the ranks, as many as there is room for, and the other tables."""
         if self._stack is not None:
-            details = self.look.ranks.get(self._stack)
-            text = [self.look.refusal or "no answer yet"] if details is None else [*stack_lines(details, several=False)]
+            details = self.answers.ranks.get(self._stack)
+            text = (
+                [self.answers.refusal or "no answer yet"] if details is None else [*stack_lines(details, several=False)]
+            )
             return printable_lines("\n".join(["", *text[-max(1, height - 4) :], "", "Enter: back"]))
-        last = printable(self.look.refusal), _KEYS * keys
-        world, *others = tables(self.look.overview)
+        last = printable(self.answers.refusal), _KEYS * keys
+        world, *others = tables(self.answers.overview)
         rest = "\n" + lines(others, coloured=True) + "".join(f"\n{text}" for text in last if text)
         room = max(_LEAST_ROWS, height - rest.count("\n") - 4)
         return "\n" + lines([self._table(world, room, keys=keys)], coloured=True) + rest
 
     def _table(self, world: Table, room: int, *, keys: bool) -> Table:
         rows = []
-        for each in self.look.overview["ranks"]:
+        for each in self.answers.overview["ranks"]:
             member = each["member"]
             key = each["job"], each["epoch"], member["rank"], member["pid"]
-            values, doing = _use(self.look.ranks.get(key), self._before.get(key))
+            values, doing = _use(self.answers.ranks.get(key), self._before.get(key))
             if each.get("slow", 0.0) >= SLOW:
                 values["slow"] = each["slow"]
             at = each["reason"] or "; ".join(filter(None, (each.get("process"), doing)))

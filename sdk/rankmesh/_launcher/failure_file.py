@@ -17,7 +17,7 @@ _NAME = "rankmesh-failures"
 
 
 class FailureReport(NamedTuple):
-    """What a rank reports when it leaves its job after a failure, with the line of the user's code, if there is one."""
+    """Report of a rank that leaves its job after a failure: with the line of the user's code, if there is one."""
 
     rank: int
     pid: int

@@ -1,4 +1,4 @@
-"""Init methods with schemes registered by the program."""
+"""Init methods that are URLs: their parts, and the schemes that the program has registered."""
 
 from __future__ import annotations
 

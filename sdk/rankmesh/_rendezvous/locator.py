@@ -1,4 +1,4 @@
-"""The base class of gateway locators, and the choice of the address that a rank listens on."""
+"""The base class of gateway locators, and the addresses of a launcher's ranks: the master's, and that of a listener."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _MAX_CHARACTERS = 500
 
 
 class ProcessExit(NamedTuple):
-    """How a process ends; ``error``: that exception, or its explicit cause, if it is one of RankMesh's."""
+    """End of a process; ``error``: its exception, or the explicit cause of that, if it is one of RankMesh's."""
 
     reason: str = ""
     raised: bool = False

@@ -1,4 +1,4 @@
-"""Works that the group's methods return to torch, with torch's futures."""
+"""Works that the group's methods return to torch, with torch's futures, and the threads that complete these."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rankmesh_agent.wire.schemas import ResourceUsage
-from rankmesh_gateway.stragglers.scores import WINDOW_SECONDS, RankScores, Report
+from rankmesh_gateway.stragglers.scores import WINDOW_SECONDS, HeartbeatSample, RankScores
 
 RANKS = 4
 SEEDS = 100
@@ -55,7 +55,7 @@ class Job:
                     spent.append((spent[-1] if spent else 0.0) + end - free[rank])
                     free[rank] = end
 
-    def report(self, rank: int, now: float) -> Report:
+    def report(self, rank: int, now: float) -> HeartbeatSample:
         at = int(now - self.phases[rank]) + self.phases[rank]
         groups = {}
         for (of_rank, group), begins in self.begins.items():
@@ -64,7 +64,7 @@ class Job:
                 spent = self.spent[rank, group]
                 before = spent[calls - 2] if calls > 1 else 0.0
                 groups[group] = calls, before + min(spent[calls - 1] - before, at - begins[calls - 1]) if calls else 0.0
-        return Report(at, ResourceUsage(0.9 * at, 0.0, 10 * at), groups)
+        return HeartbeatSample(at, ResourceUsage(0.9 * at, 0.0, 10 * at), groups)
 
     def run(self, seconds: float = 60.0) -> tuple[RankScores, dict[int, float], set[int]]:
         """Return the scores at the end, when each rank came to be slow, and the ranks that ever were."""
@@ -114,7 +114,7 @@ def test_a_group_that_was_made_meanwhile_counts_soon():
     for at in range(2, 8, 2):
         reports = {rank: job.report(rank, at) for rank in range(RANKS)}
         if at == 2:
-            reports = {rank: Report(each.at, None, {}) for rank, each in reports.items()}
+            reports = {rank: HeartbeatSample(each.at, None, {}) for rank, each in reports.items()}
         scores.observe(reports, at)
     assert scores.values[2] > 0.15
     assert scores.usage().keys() == {0, 1, 2, 3}

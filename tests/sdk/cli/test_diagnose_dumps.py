@@ -105,6 +105,7 @@ def test_a_rank_that_was_killed_left_no_dump(ranks: Ranks):
     code, stdout, _ = diagnose(directory)
     assert code == 1
     assert stdout.startswith("rank 2 left no dump (rank 0 reports: RankFailedError: rank 2 (")
+    assert "it ended with" not in stdout, "it was killed, and had no time to say why"
     assert (
         "; its last operation was all_reduce(float32[1000], SUM) #2; ranks 0-1, 3 wait at train_loop.py:14 in" in stdout
     )
