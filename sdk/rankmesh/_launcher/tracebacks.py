@@ -9,7 +9,7 @@ import traceback
 from types import TracebackType
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.diagnostics.stacks import OWN_PACKAGES, origin
+from rankmesh_agent.net.callers import OWN_PACKAGES, origin
 from rankmesh_agent.wire.errors import RankFailedError
 from rankmesh_agent.wire.schemas import FrameOrigin
 
