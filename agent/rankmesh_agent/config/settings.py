@@ -84,6 +84,7 @@ class Settings:
         flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
         dump_dir: RANKMESH_DUMP_DIR, directory to which a rank writes a dump when a group fails; none if empty.
         failure_file: RANKMESH_FAILURE_FILE, set by the launcher: where a rank reports which other ranks ended it.
+        pdb: RANKMESH_PDB, set by the launcher: whether an uncaught exception starts pdb in this rank.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
 
@@ -123,6 +124,7 @@ class Settings:
     flight_recorder: int = 1000
     dump_dir: str = ""
     failure_file: str = ""
+    pdb: bool = False
     debug: str = "OFF"
 
     @classmethod
@@ -180,6 +182,7 @@ class Settings:
             ),
             dump_dir=environ.get("RANKMESH_DUMP_DIR", ""),
             failure_file=environ.get("RANKMESH_FAILURE_FILE", ""),
+            pdb=bool(integer(environ, "RANKMESH_PDB", at_most=1)),
             debug=_debug(environ),
         )
 

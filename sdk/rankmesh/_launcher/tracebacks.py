@@ -45,6 +45,19 @@ def print_exception(kind: type[BaseException], error: BaseException, trace: Trac
         sys.stderr.flush()
     else:
         sys.__excepthook__(kind, error, trace)
+    _debug(error)
+
+
+def _debug(error: BaseException) -> None:
+    """Start pdb at an uncaught exception, under ``--pdb``; say why pdb had no input."""
+    settings = Settings.from_env(os.environ)
+    if type(error).__name__ == "BdbQuit":  # bdb.BdbQuit: the user has quit, or the input has ended
+        if settings.rank is not None and os.path.samestat(os.fstat(0), os.stat(os.devnull)):
+            sys.stderr.write(f"  pdb reads {os.devnull}: 'rankmesh run --pdb {settings.rank}' passes its stdin on\n")
+    elif settings.pdb and isinstance(error, Exception):
+        import pdb  # noqa: T100
+
+        pdb.post_mortem(error.__traceback__)
 
 
 def folded(error: BaseException) -> str:
