@@ -145,7 +145,7 @@ class Screen:
         for each in self.answers.overview["ranks"]:
             member = each["member"]
             key = each["job"], each["epoch"], member["rank"], member["pid"]
-            values, doing = _use(self.answers.ranks.get(key), self._before.get(key))
+            values, doing = use(self.answers.ranks.get(key), self._before.get(key))
             if each.get("slow", 0.0) >= SLOW:
                 values["slow"] = each["slow"]
             at = each["reason"] or "; ".join(filter(None, (each.get("process"), doing)))
@@ -161,7 +161,7 @@ class Screen:
         return compact(Table(world.title, columns, marked[begin : begin + room], world.empty))
 
 
-def _use(details: Details | None, before: Details | None) -> tuple[dict[str, float], str]:
+def use(details: Details | None, before: Details | None) -> tuple[dict[str, float], str]:
     """Return what a rank uses, by column, and where it is: in a call, or in a line of the user's code."""
     if details is None or (snapshot := details["snapshot"]) is None:
         return {}, "" if details is None else "; ".join(filter(None, (details["error"], details["place"])))
