@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -45,7 +46,8 @@ def print_exception(kind: type[BaseException], error: BaseException, trace: Trac
         sys.stderr.flush()
     else:
         sys.__excepthook__(kind, error, trace)
-    _debug(error)
+    with contextlib.suppress(ValueError, OSError):  # an invalid setting, a closed standard input
+        _debug(error)
 
 
 def _debug(error: BaseException) -> None:
