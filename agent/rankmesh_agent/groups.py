@@ -39,18 +39,12 @@ def _warn_once(message: str, *arguments: object) -> None:
         _log.warning(message, *arguments)
 
 
-class GroupExistsError(DistError):
+class GroupExistsError(DistError, code="group-exists", status=409):
     """Another group has the name."""
 
-    code = "group-exists"
-    status = 409
 
-
-class GroupInUseError(DistError):
+class GroupInUseError(DistError, code="group-in-use", status=409):
     """The group was not made over HTTP: its job ends it."""
-
-    code = "group-in-use"
-    status = 409
 
 
 class GroupRegistry:

@@ -45,11 +45,8 @@ _log = logging.getLogger("rankmesh")
 _warning = WarningInterval()
 
 
-class PeerRefusedError(DistNetworkError):
+class PeerRefusedError(DistNetworkError, code="other-user", status=403):
     """A process of another user has connected, and there is no token by which it could prove that it may."""
-
-    code = "other-user"
-    status = 403
 
 
 class PeerNotLocalError(PeerRefusedError):

@@ -101,11 +101,8 @@ def timespec_of(seconds: float) -> ctypes._Pointer[_Timespec]:
 _SUGGESTED_SIZE = "1g"
 
 
-class NoSharedMemoryError(DistNetworkError):
+class NoSharedMemoryError(DistNetworkError, code="no-shared-memory", status=507):
     """This process cannot create shared memory, which another attempt does not change."""
-
-    code = "no-shared-memory"
-    status = 507
 
 
 class Mapping:

@@ -40,32 +40,20 @@ BODY: dict[str, Any] = {
 """The forms of an array, for the OpenAPI document."""
 
 
-class InvalidTensorError(DistError):
+class InvalidTensorError(DistError, code="invalid-tensor", status=400):
     """A body is not the array that the request describes."""
 
-    code = "invalid-tensor"
-    status = 400
 
-
-class InvalidCallError(DistError):
+class InvalidCallError(DistError, code="invalid-call", status=422):
     """A call's arguments are invalid."""
 
-    code = "invalid-call"
-    status = 422
 
-
-class TensorTooLargeError(DistError):
+class TensorTooLargeError(DistError, code="body-too-large", status=413):
     """An array is larger than RANKMESH_MAX_BODY."""
 
-    code = "body-too-large"
-    status = 413
 
-
-class MediaTypeError(DistError):
+class MediaTypeError(DistError, code="unsupported-media-type", status=415):
     """A body's media type holds no array."""
-
-    code = "unsupported-media-type"
-    status = 415
 
 
 class TensorIO:
