@@ -27,7 +27,6 @@ from rankmesh_agent.wire.schemas import GroupRequest
 
 _log = logging.getLogger("rankmesh")
 _MAX_HTTP_COUNTS = 1024
-"""Number of names of groups over HTTP whose attempts are counted: the latest ones."""
 _warned = False
 
 

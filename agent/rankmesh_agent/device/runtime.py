@@ -28,7 +28,6 @@ _NOT_READY = 600
 """cudaErrorNotReady."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _THREAD_PREFIX = "rankmesh-"
-"""Prefix of the names of this package's threads."""
 
 
 class _ThreadState(threading.local):

@@ -45,7 +45,6 @@ _GROUPED_ABORT_VERSION = 22200
 """First version of NCCL that aborts communicators as a group: one by one, the first may wait for the others."""
 T = TypeVar("T")
 _RankedArrays = Sequence[tuple[int, DeviceArray]]
-"""Arrays with the ranks that they come from, or go to."""
 _Key = tuple[tuple[int, ...], int]
 """Key of a communicator: sender and receiver of its messages, () for collectives; and this rank's device."""
 

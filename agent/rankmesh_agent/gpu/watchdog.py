@@ -19,13 +19,11 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, DistError
 
 _POLL_SECONDS = 0.005
-"""Interval of the checks while calls are in flight."""
 _FUTURE_SECONDS = 0.0005
 """Interval of the checks while a future waits for one of them."""
 _IDLE_SECONDS = 0.1
 """Interval of the checks without calls: to wake the thread for each call would take longer than the call."""
 _CLOSE_SECONDS = 5.0
-"""Longest wait for the thread at the end; an abort may take long."""
 
 
 class GpuWatchdog:

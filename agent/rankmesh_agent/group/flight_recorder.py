@@ -22,7 +22,6 @@ from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
 from rankmesh_agent.wire.stats import GroupOpStats, OpStats
 
 DEFAULT_CAPACITY = 1000
-"""Calls and messages that the flight recorder keeps by default."""
 MAX_GROUPS = 100
 """Groups that have statistics of their own; the others share OTHER_GROUPS."""
 OTHER_GROUPS = "(other)"

@@ -38,7 +38,6 @@ from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import OpStats
 
 Submit = Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
-"""See CallQueue.submit."""
 _ONE_EXCHANGE = frozenset(
     {
         all_gather.small_link,
@@ -73,7 +72,6 @@ _MAX_BYTES = 1 << 17
 """Of an array to be reduced: NumPy reduces longer ones faster, with wider instructions."""
 
 _MAX_KINDS = 1024
-"""Of messages, of which the core keeps what it needs."""
 _TAGS = range(-(1 << 63), 1 << 63)
 
 

@@ -27,7 +27,6 @@ JOINS_A_SECOND = 2000
 """First requests of a large world in a second."""
 _CHECK_SECONDS = 0.5
 _MAX_NAMED = 4
-"""Ranks named in an error about settings."""
 
 
 def join(

@@ -26,7 +26,6 @@ from rankmesh_agent.net.sockets import peer_closed
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 
 Endpoint = tuple[bytes, int]
-"""Address and port."""
 
 _LOOKS = 5
 """Readings of the table, which may miss a row while others come and go, before a connection has no owner."""

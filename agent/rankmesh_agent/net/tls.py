@@ -35,7 +35,6 @@ _REMEDY = "set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY"
 _forwarded: set[tuple[str, int]] = set()
 """Addresses of this host at which a process forwards connections to another one."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
-"""Ports of URLs without one."""
 
 
 def server_context(

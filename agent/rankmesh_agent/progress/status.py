@@ -21,9 +21,7 @@ _SECONDS = 0.05
 _SECONDS_EACH = 0.02
 """The same for each member of a small group: there are many such reports, and the ranks arrive further apart."""
 _SECONDS_LARGE = 0.3
-"""Seconds between reports in a large group."""
 _MAX_WAITS = 100
-"""Ranks in a status."""
 _Entries = list[tuple[int, int, int, str, tuple[tuple[int, int], ...], str]]
 """The statuses of a frame, as JSON; the last member has the ranks as hexadecimal bits."""
 

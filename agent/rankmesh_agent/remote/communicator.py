@@ -25,7 +25,6 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import OpType
 
 _message_numbers = itertools.count(1)
-"""Numbers of this process's messages in requests to the agent."""
 
 
 class RemoteCommunicator(Communicator):

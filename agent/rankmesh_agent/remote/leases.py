@@ -21,7 +21,6 @@ from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeas
 from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseTerms
 
 _JOIN_END_SECONDS = 5.0
-"""Time limit of the end of a join, when the agent ends."""
 _log = logging.getLogger("rankmesh")
 
 

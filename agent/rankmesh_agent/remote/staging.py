@@ -31,7 +31,6 @@ if sys.platform == "linux":
     _SEAL_EXEC = 0x20  # the kernel's own addition, with sysctl vm.memfd_noexec=1
 
 MAX_KEPT_BYTES = 64 << 20
-"""Size of a buffer that a stream keeps for its next calls, at most."""
 _MIN_BYTES = 1 << 20
 
 Memory = npt.NDArray[np.uint8]

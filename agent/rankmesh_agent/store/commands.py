@@ -24,7 +24,6 @@ _DIGITS = 19
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,%d}" % _DIGITS)
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _NAMED = 10
-"""Maximum number of missing keys in a message."""
 
 
 # Fields that several of them have

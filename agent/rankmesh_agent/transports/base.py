@@ -24,7 +24,6 @@ class Connection(ABC):
     """Medium of the bytes: ``tcp`` or ``segment``."""
 
     peer: str
-    """Description of the peer, for error messages."""
 
     @abstractmethod
     def send(self, buffers: Sequence[Buffer]) -> int:

@@ -48,7 +48,6 @@ IDENTITY_BYTES = 80
 Admit = Callable[[bytes], bool]
 """Returns whether a client with this identity may connect. The client is authenticated by then."""
 _Admitted = tuple[bytes, Connection]
-"""Identity of a client, and the connection to it."""
 
 
 class Proposal:

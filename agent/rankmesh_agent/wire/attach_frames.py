@@ -47,11 +47,8 @@ class Kind(enum.IntEnum):
     """Kind of a frame."""
 
     REQUEST = 1
-    """A request of the client."""
     OK = 128
-    """The result of the request."""
     ERROR = 129
-    """The error of the request."""
 
 
 class Header(NamedTuple):

@@ -229,7 +229,6 @@ async def _group(group_id: GroupName, agent: AgentDep) -> LocalCommunicator:
 
 
 GroupDep = Annotated[LocalCommunicator, Depends(_group)]
-"""The group in the path."""
 
 
 async def _caller(request: Request, group: GroupDep, timeout: Timeout = None) -> GroupCaller:
@@ -237,4 +236,3 @@ async def _caller(request: Request, group: GroupDep, timeout: Timeout = None) ->
 
 
 CallerDep = Annotated[GroupCaller, Depends(_caller)]
-"""Makes calls of the group in the path."""

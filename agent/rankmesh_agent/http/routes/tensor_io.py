@@ -21,7 +21,6 @@ from rankmesh_agent.wire.object_records import MAGIC, RECORD_BYTES
 Array = npy.Array
 
 NPY = "application/x-npy"
-"""Media type of a .npy file; there is no registered one."""
 RAW = "application/octet-stream"
 """Media type of elements in C order and in the byte order of the agents' machines, little-endian."""
 JSON = "application/json"
@@ -29,7 +28,6 @@ JSON = "application/json"
 _UNSPECIFIC_TYPES = frozenset({"", RAW, "application/x-www-form-urlencoded"})
 """Media types that do not tell an array's form; the last is curl's default."""
 _CHUNK_BYTES = 1 << 18
-"""Bytes of a response that are given to the connection at a time."""
 _SHAPE = r"^(\d{1,15}(,\d{1,15}){0,31})?$"
 
 BODY: dict[str, Any] = {
@@ -37,7 +35,6 @@ BODY: dict[str, Any] = {
     RAW: {"schema": {"type": "string", "format": "binary"}},
     JSON: {"schema": {}},
 }
-"""The forms of an array, for the OpenAPI document."""
 
 
 class InvalidTensorError(DistError, code="invalid-tensor", status=400):
@@ -268,4 +265,3 @@ async def _tensors(request: Request, dtype: DtypeQuery = None, shape: ShapeQuery
 
 
 TensorDep = Annotated[TensorIO, Depends(_tensors)]
-"""Reads and writes the arrays of the request."""
