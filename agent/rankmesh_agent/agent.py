@@ -186,11 +186,7 @@ class Agent:
         return Agent(self.settings, self._find_gateway, terms, host=self._host, http=http)
 
     def current(self, grant: Grant) -> Agent:
-        """Return this agent: it is of one job, and of no lease that a client holds over HTTP.
-
-        Raises:
-            ForbiddenJobError: the credential is that of another job, or of a lease.
-        """
+        """Return this agent: it is of one job, and of no lease that a client holds over HTTP."""
         grant.require(self.settings.job)
         if grant.lease:
             raise ForbiddenJobError("the credential given is that of a lease, and this rank's process hosts its agent")

@@ -190,11 +190,7 @@ class GroupRegistry:
         return group, True
 
     def drop_over_http(self, group: LocalCommunicator) -> None:
-        """End a group at this rank that was made over HTTP.
-
-        Raises:
-            GroupInUseError: it was not.
-        """
+        """End a group at this rank that was made over HTTP."""
         with self._lock:
             if self._http_keys.pop(group.id, None) is None:
                 raise GroupInUseError(

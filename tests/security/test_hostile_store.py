@@ -60,9 +60,8 @@ class Server:
         admission = ConnectionLimit("test").admit(accepted)
         assert self.server._poll is not None
         connection = self.server._register(self.server._poll, accepted, admission)
-        connection.handshake, connection.table = None, self.table
+        connection.handshake, connection.on_due, connection.table = None, None, self.table
         admission.end()
-        self.server._timers.clear()
         client.setblocking(False)
         return client
 

@@ -22,11 +22,7 @@ class CupyStreams:
 
 
 class TorchStreams:
-    """torch's current streams.
-
-    Args:
-        torch: the module; the user of the arrays has imported it.
-    """
+    """torch's current streams."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch

@@ -118,11 +118,7 @@ class GpuCommunicator(Communicator):
         return own
 
     def finish(self, timeout: float) -> None:
-        """Wait, at most ``timeout`` seconds, until the GPU has completed all calls of the group so far.
-
-        Raises:
-            DistError: a call failed.
-        """
+        """Wait, at most ``timeout`` seconds, until the GPU has completed all calls of the group so far."""
         deadline, queued = Deadline(timeout), self._queued
         if queued is not None:  # calls are launched in order
             try:

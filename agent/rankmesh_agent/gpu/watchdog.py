@@ -27,11 +27,7 @@ _CLOSE_SECONDS = 5.0
 
 
 class GpuWatchdog:
-    """Watches one group's calls on GPUs.
-
-    Args:
-        comm: the group's communicator for host memory, which has the group's failure and global ranks.
-    """
+    """Watches one group's calls on GPUs."""
 
     def __init__(self, comm: Communicator, backend: NcclBackend) -> None:
         self._comm = comm
@@ -58,11 +54,7 @@ class GpuWatchdog:
         return future
 
     def drain(self, deadline: Deadline) -> None:
-        """Wait until all calls have ended or the deadline passes. The calls' own deadlines stay in force.
-
-        Raises:
-            DistError: a call failed.
-        """
+        """Wait until all calls have ended or the deadline passes. The calls' own deadlines stay in force."""
         self._watchdog.wake()
         while self._launches and not deadline.expired():
             time.sleep(_POLL_SECONDS)

@@ -93,11 +93,7 @@ class Communicator(ABC):
         self.default_options = Options(seconds_of(timeout, self.timeout))
 
     def options_within(self, timeout: timedelta | float) -> Options:
-        """Return the options of a synchronous call with a timeout and without any others of its own.
-
-        Raises:
-            TypeError, ValueError: see set_timeout.
-        """
+        """Return the options of a synchronous call with a timeout and without any others of its own."""
         keeps = type(timeout) in _TIMEOUT_TYPES  # others may not be hashable, or may change
         options = self._options_within.get(timeout) if keeps else None
         if options is None:

@@ -182,9 +182,6 @@ class FlightRecorder:
     def in_flight(self, group: str) -> list[InFlight] | None:
         """Return all calls and messages of a group that have not ended, in GroupInfo's form.
 
-        Args:
-            group: name or id.
-
         Returns:
             None if there is no such group; a group that is being set up is one already.
         """
@@ -205,11 +202,7 @@ class FlightRecorder:
             return {group.state.id: group.algorithms() for group in self._groups}
 
     def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:
-        """Return the records: of the calls that have ended, in that order, then of those that have not.
-
-        Args:
-            group: name or id, to return only that group's.
-        """
+        """Return the records: of the calls that have ended, in that order, then of those that have not."""
         with self._lock:
             records = [*self.latest.copy(), *(record for group in self._groups for record in group.active_records())]
         wanted = [record for record in records if group is None or record[0].matches(group)]

@@ -76,11 +76,7 @@ _TAGS = range(-(1 << 63), 1 << 63)
 
 
 class NativeCalls:
-    """The calls of a group that the compiled core carries out.
-
-    Args:
-        members: the group's memory, or its messages, see Backend.direct.
-    """
+    """The calls of a group that the compiled core carries out."""
 
     def __init__(
         self,

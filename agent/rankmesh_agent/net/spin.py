@@ -74,11 +74,7 @@ core_contention = CoreContention()
 
 
 class AdaptiveSpin(Generic[E]):
-    """Decides whether to poll before blocking, and polls.
-
-    Args:
-        attempt: a non-blocking call; it returns a false value, or raises BlockingIOError, if there is no event.
-    """
+    """Decides whether to poll before blocking, and polls."""
 
     __slots__ = ("_arguments", "_attempt", "_doublings", "_skip")
 

@@ -80,11 +80,7 @@ def client_side(
 
 
 def server_side(sock: socket.socket, peer: str, token: str | Credentials, settings: TlsSettings) -> TlsSocket:
-    """Return the server's end of TLS on a socket, whose handshake has not begun; clients must show a certificate.
-
-    Raises:
-        ConnectionAbortedError: this process has neither certificates nor a token.
-    """
+    """Return the server's end of TLS on a socket, whose handshake has not begun; clients must show a certificate."""
     context = server_context(settings, token, mutual=True)
     if context is None:
         raise refuse_tls(sock)

@@ -147,11 +147,7 @@ class CallTable:
         return found
 
     def missing(self, seq: int, arrived: Collection[int] = ()) -> list[int]:
-        """Return the other ranks that have not come to a call.
-
-        Args:
-            arrived: ranks that have, as messages show.
-        """
+        """Return the other ranks that have not come to a call."""
         come = 1 << self._rank
         for status, ranks in self._ranks.items():
             if status.seq >= seq:

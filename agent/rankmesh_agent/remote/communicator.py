@@ -112,11 +112,9 @@ class _Message:
         self._ask(request, request.seconds if request.blocking else 0.0, up, blocking=request.blocking)
 
     def source(self) -> int:
-        """See work.Message."""
         return self.result
 
     def complete(self, deadline: Deadline | None) -> bool:
-        """See work.Message."""
         if not self._done:
             own = deadline is self.deadline
             seconds = None if deadline is None else deadline.remaining()

@@ -180,11 +180,7 @@ class AgentStream(FramedStream):
     def take_arrays(
         self, dtype: np.dtype[Any], inputs: Sequence[int], outputs: Sequence[int]
     ) -> tuple[list[Array], list[Array]]:
-        """Return the arrays that the request brings, and those that it has the agent fill, given their lengths.
-
-        Raises:
-            ProtocolError: the request has brought another number of bytes, or the arrays are too large.
-        """
+        """Return the arrays that the request brings, and those that it has the agent fill, given their lengths."""
         sent, filled = sum(inputs) * dtype.itemsize, sum(outputs) * dtype.itemsize
         self._check_sizes(sent, filled)
         if self._request.flags & STAGED:

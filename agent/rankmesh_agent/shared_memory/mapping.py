@@ -165,11 +165,7 @@ class Mapping:
 
     @classmethod
     def open(cls, directory: str, name: str, size: int) -> Mapping:
-        """Map a file that another process has created.
-
-        Raises:
-            DistNetworkError: the file does not exist here, or differs from its announcement.
-        """
+        """Map a file that another process has created."""
         if re.fullmatch(NAME, name) is None:
             raise DistNetworkError(f"{name!r} is not a name of shared memory")
         path = f"{directory}/{name}"

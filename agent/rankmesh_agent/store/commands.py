@@ -108,11 +108,7 @@ class Get(AwaitedKey[bytes], frozen=True, tag=1):
 
 
 class Set(KeyAndValue[None], Write[None], frozen=True, tag=2):
-    """Store a value under a key, in the place of an earlier one.
-
-    Raises:
-        PreconditionFailedError: the key's value does not meet ``condition``.
-    """
+    """Store a value under a key, in the place of an earlier one."""
 
     condition: Condition = ALWAYS
 
@@ -122,11 +118,7 @@ class Set(KeyAndValue[None], Write[None], frozen=True, tag=2):
 
 
 class Delete(OneKey[bool], Write[bool], frozen=True, tag=3):
-    """Remove a key's value; return whether there was one.
-
-    Raises:
-        PreconditionFailedError: the key's value does not meet ``condition``.
-    """
+    """Remove a key's value; return whether there was one."""
 
     condition: Condition = ALWAYS
 

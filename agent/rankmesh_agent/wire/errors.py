@@ -231,11 +231,7 @@ def from_code(code: str, message: str, **details: Any) -> DistError:
 
 
 def from_document(document: dict[str, Any]) -> DistError:
-    """Return the error of a document.
-
-    Raises:
-        KeyError, TypeError: it is none.
-    """
+    """Return the error of a document."""
     details = dict(document)
     return from_code(str(details.pop("code")), str(details.pop("message")), **details)
 

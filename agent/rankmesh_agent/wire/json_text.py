@@ -45,11 +45,7 @@ def read(kind: type[T], text: bytes | bytearray) -> T:
 
 
 def convert(kind: type[T], document: object) -> T:
-    """Return a parsed document as a dataclass; see ``read``.
-
-    Raises:
-        InvalidBodyError: it has another structure; names the field.
-    """
+    """Return a parsed document as a dataclass; see ``read``."""
     try:
         try:
             return msgspec.convert(document, kind)

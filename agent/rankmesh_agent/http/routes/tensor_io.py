@@ -12,7 +12,6 @@ import numpy as np
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from rankmesh_agent.net.memory import GrowableMemory
 from rankmesh_agent.wire import json_text, npy
 from rankmesh_agent.wire.dtypes import FROM_NAME, display
 from rankmesh_agent.wire.errors import DistError
@@ -219,19 +218,13 @@ def _has_record(array: Array) -> bool:
 
 async def _receive_body(request: Request) -> Array:
     """Return a request's body; its memory grows with the bytes that have arrived."""
-    length = int(request.headers.get("content-length", 0))
-    memory = GrowableMemory(length)
-    filled = 0
+    body = bytearray()
     try:
         async for chunk in request.stream():
-            end = filled + len(chunk)
-            if end > len(memory.pages):
-                memory.grow(end)
-            memory.pages[filled:end] = chunk
-            filled = end
-    except MemoryError as error:
-        raise TensorTooLargeError(str(error)) from None
-    return memory.array()[:filled]
+            body += chunk
+    except MemoryError:
+        raise TensorTooLargeError(f"there is no memory for {len(body)} bytes") from None
+    return np.frombuffer(body, np.uint8)
 
 
 DtypeQuery = Annotated[
