@@ -16,7 +16,7 @@ from support.hostile import allocations_within, fuzzed, memory_within, sequences
 
 from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.store import codec, commands
-from rankmesh_agent.store.condition import Condition
+from rankmesh_agent.store.keys import Condition
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames

@@ -14,8 +14,7 @@ import numpy as np
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.gpu.launch import EventPool, Launch, LaunchedWork
-from rankmesh_agent.gpu.nccl import NcclBackend
-from rankmesh_agent.gpu.reductions import reduction
+from rankmesh_agent.gpu.nccl import NcclBackend, reduction
 from rankmesh_agent.gpu.watchdog import GpuWatchdog
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options

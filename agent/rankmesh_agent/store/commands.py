@@ -9,8 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from rankmesh_agent.store.command import Command, Immediate, Seconds, T, Waiting, Write
-from rankmesh_agent.store.condition import ALWAYS, Condition
-from rankmesh_agent.store.keys import MAX_KEYS, check_key, check_keys, check_values
+from rankmesh_agent.store.keys import ALWAYS, MAX_KEYS, Condition, check_key, check_keys, check_values
 from rankmesh_agent.store.table import Changes, Table, Values
 from rankmesh_agent.wire.errors import (
     DistStoreError,
