@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,18 +65,6 @@ Record = tuple[RecordOwner, Call | MessageInfo, int, float, float | None, str, i
 is None while it is under way. A bare tuple, because making a named one takes five times as long."""
 
 
-class Latest(Protocol):
-    """The records that ended last, in this order: a deque, or the compiled core's."""
-
-    def append(self, record: Record, /) -> None:
-        """Add a record; the oldest one makes room."""
-
-    def copy(self) -> Iterable[Record]:
-        """Return the records. For any thread."""
-
-    def __getitem__(self, number: int, /) -> Record: ...
-
-
 class RecordedCalls(Protocol):
     """Calls or messages of a group at one rank: their statistics, and those under way."""
 
@@ -110,8 +98,8 @@ class FlightRecorder:
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        self.latest: Latest = deque(maxlen=capacity) if core is None else core.Records(capacity)
-        self.record = self.latest.append
+        self.latest: Any = deque(maxlen=capacity) if core is None else core.Records(capacity)
+        self.record: Callable[[Record], None] = self.latest.append
         """Records a call or message that has ended."""
         self.on_failure: Callable[[DistError, float | None], None] = lambda error, begun: None
         self._since = time.time() - time.monotonic()
