@@ -55,11 +55,6 @@ class Agent:
     Attributes:
         member: this rank, as its peers know it.
         members: all ranks of the job; of most ranks of a large world, host and process alone.
-        engine: the connections to the peers.
-        group_registry: the groups of this rank.
-        recorder: the latest calls and messages.
-        store: the job's store.
-        world: the group of all ranks.
 
     Raises:
         DistNetworkError: the join failed; the subclass and the message have the cause.

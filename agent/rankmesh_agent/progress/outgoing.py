@@ -27,8 +27,6 @@ class OutgoingConnection:
 
     Attributes:
         pending: the current attempt, None between two attempts.
-        retry_at: time of the next attempt.
-        abandon_at: time at which the current attempt ends.
         rounds: how often all addresses have failed.
     """
 

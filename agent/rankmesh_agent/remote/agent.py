@@ -55,9 +55,6 @@ class RemoteAgent:
     Args:
         terms: of the lease, without holder and the time of the join; ``member.rank`` has the rank.
 
-    Attributes:
-        member, members, world: see Agent; its addresses are those of the standalone agent.
-
     Raises:
         AgentTakenError: another process has the agent.
         DistNetworkError: the agent cannot be reached, or the join failed; the subclass and the message have the cause.

@@ -32,7 +32,6 @@ class Connection:
     """The server's end of a connection, with at most one request in progress.
 
     Attributes:
-        sock: its socket, which does not block.
         handshake: the handshake in progress, None once the client has passed it.
         admission: its place among the unauthenticated connections during the handshake.
         name: its name at both ends, by which a client identifies it after it broke.

@@ -77,12 +77,7 @@ T = TypeVar("T")
 
 
 class Quota(NamedTuple):
-    """Limits of a table, whose settings are RANKMESH_STORE_KEYS and RANKMESH_STORE_BYTES.
-
-    Attributes:
-        keys: the most keys and queued values.
-        bytes: the most bytes of these together.
-    """
+    """Limits of a table, whose settings are RANKMESH_STORE_KEYS and RANKMESH_STORE_BYTES."""
 
     keys: int
     bytes: int
@@ -93,7 +88,6 @@ class StoreStats(NamedTuple):
 
     Attributes:
         operations: number of calls, by the call's name.
-        keys: number of keys with a value.
     """
 
     operations: dict[str, int]
