@@ -40,7 +40,7 @@ for step in range(3):
 
 REST = [0, 1, 3]
 KINDS = [
-    *(each._replace(kind="silent") if "PyDLL" in each.lines else each for each in ALONE),
+    *(each._replace(kind="silent") if "PyDLL" in each.lines + each.before else each for each in ALONE),
     Stuck("calls of two groups in another order", "pass", "order", [0, 1], [2, 3], TWO_GROUPS),
     Stuck("a key that no rank sets", "store.get('batch')", "key"),
     *message_kinds("dist.send", "dist.recv")[:-1],
@@ -49,6 +49,7 @@ KINDS = [
 LINES = {
     "a loader that gets no data": "return batches.get()",
     "held by a debugger": "time.sleep(3600)",
+    "waiting in the kernel, as for a network disk that is gone": "c.syscall(clone,",
     "calls of two groups in another order": "dist.all_reduce(data, group=one)",
     "two ranks that send to each other": "dist.send(large, 1 - rank)",
     "two ranks that receive from each other": "dist.recv(large, 1 - rank)",
