@@ -1,4 +1,4 @@
-"""Generator of docs/api.md, the table of torch.distributed's names in rankmesh; ``make docs`` runs it.
+"""Generator of docs/compatibility.md, the table of torch.distributed's names in rankmesh; ``make docs`` runs it.
 
 It checks that each name of torch.distributed, and each attribute of its classes, exists, and takes torch's arguments in
 torch's order. The tables below have the differences in meaning, and the reasons for missing names. A missing name
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).with_name("api.md")
+PAGE = Path(__file__).with_name("compatibility.md")
 
 REFERENCE = """
 all_gather all_gather_into_tensor all_gather_multigpu all_gather_object all_reduce all_reduce_multigpu all_to_all
@@ -277,7 +277,7 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def page() -> str:
-    """Return docs/api.md."""
+    """Return docs/compatibility.md."""
     states = {name: compare(name, torch_object(name)) for name in torch_names()}
     by_state = {state: [name for name in states if states[name] == state] for state in ("done", "differs", "not here")}
     for name in (*(ours for ours, _ in BESIDE.values()), *OURS):
