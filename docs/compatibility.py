@@ -287,12 +287,12 @@ def page() -> str:
     count = {state: len(names) for state, names in by_state.items()}
     return "\n".join(
         [
-            "# Names of torch.distributed in rankmesh",
+            "# Compatibility with torch",
             "",
-            "Written by `make docs` from torch 2.13 to 2.15, the attributes of their classes included, and the pages",
-            "of torch 2.1; do not edit. A name takes torch's arguments in torch's order, often more behind them",
-            "(`timeout=`), and arrays of every container in torch's tensors' place. **Bold** names are on the pages of",
-            "the documentation, all of which are there.",
+            "On this page you find each name of torch.distributed, and what is different in `rankmesh`. A script for",
+            "torch.distributed with CPU tensors runs after its import is changed. A name takes torch's arguments in",
+            "torch's order, often more behind them (`timeout=`), and other arrays in place of tensors. **Bold** names are",
+            "on the pages of torch's documentation, and all there. `make docs` writes this page from torch 2.13 to 2.15.",
             "",
             f"{count['done']} done, {count['differs']} differ, {count['not here']} are not here.",
             "",
@@ -310,15 +310,14 @@ def page() -> str:
             "",
             "## New in torch 2.14 and 2.15",
             "",
-            *table(
-                ("name", "here"),
-                ((f"`{name}`", DIFFERS.get(name) or NOT_HERE.get(name) or "done") for name in NEW.split()),
-            ),
+            *textwrap.wrap(f"Done: {', '.join(f'`{name}`' for name in NEW.split() if name not in NOT_HERE)}.", 120),
+            "",
+            *textwrap.wrap(f"Not here: {', '.join(f'`{name}`' for name in NEW.split() if name in NOT_HERE)}.", 120),
             "",
             WINDOWS,
             "## Exceptions that differ",
             "",
-            "In a world of one, with `x = torch.ones(4)`. [errors.md](errors.md) has those of a job that fails.",
+            "In a world of one, with `x = torch.ones(4)`. [Errors](errors.md) has those of a job that fails.",
             "",
             *table(
                 ("call", "torch, over gloo", "here"),

@@ -34,8 +34,8 @@ def document(create: Any, **options: Any) -> Json:
 def page() -> str:
     """Return the page of the endpoints of an agent and of the gateway."""
     head = (
-        "# HTTP reference\n\nOn this page you find each endpoint of agents and of the gateway, with its statuses and documents. "
-        "It is written from `/openapi.json`, which each service serves. [HTTP and curl](../http.md) has requests in order."
+        "# HTTP reference\n\nOn this page you find each endpoint of agents and of the gateway, with its statuses and "
+        "documents. It is made from `/openapi.json`, which each service serves. [HTTP and curl](../http.md) is a tour."
     )
     agent, gateway = document(create_agent, agent=None, leases=object()), document(create_gateway)
     return "\n\n".join([head, *service(agent, "agent"), *service(gateway, "gateway")])
