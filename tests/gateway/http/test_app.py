@@ -65,6 +65,7 @@ async def test_the_openapi_document(direct):
         ("/v1/ranks/snapshots", "get"),
         ("/v1/diagnosis", "get"),
         ("/v1/stragglers", "get"),
+        ("/v1/timelines", "get"),
         ("/v1/jobs", "get"),
         ("/v1/groups", "get", "post"),
         ("/v1/groups/{group}", "get"),
