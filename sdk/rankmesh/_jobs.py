@@ -164,7 +164,7 @@ class Job(Generic[R]):
         from rankmesh._cli.options import PATIENCE
         from rankmesh._cli.overview import fetch_snapshots
         from rankmesh._cli.tables import Table
-        from rankmesh._cli.top import use
+        from rankmesh._cli.top import doing_of
 
         found: dict[int, Any] = {}
         if not self._ended:
@@ -174,7 +174,7 @@ class Job(Generic[R]):
         for rank, process in enumerate(self._context.processes):
             details, code = found.get(rank), process.exitcode
             state = "ended" if code == 0 else f"exit code {code}" if code else details["state"] if details else "runs"
-            where = (use(details, None)[1], details["place"]) if details and code is None else ()
+            where = (doing_of(details)[1], details["place"]) if details and code is None else ()
             rows.append([str(rank), str(process.pid), state, ", ".join(dict.fromkeys(filter(None, where)))])
         return Table(f"Job {self.name}", [">rank", ">pid", "state", "at"], rows)
 

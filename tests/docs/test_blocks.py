@@ -17,9 +17,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *so
 RUN = (
     "README.md",
     "errors.md",
-    "first-job.md",
     "from-mpi4py.md",
-    "sdk.md",
+    "python-api.md",
+    "quickstart.md",
+    "security.md",
     "standalone.md",
     "stuck-job.md",
     "training-loop.md",

@@ -37,11 +37,7 @@ def verify(link: MessageLink, context: CallContext) -> None:
 
 
 def raise_mismatch(link: MessageLink, context: CallContext) -> NoReturn:
-    """Exchange the descriptions of all ranks' calls, and raise the error that lists them.
-
-    Raises:
-        CollectiveMismatchError: always.
-    """
+    """Exchange the descriptions of all ranks' calls, and raise the error that lists them."""
     mine = _SEPARATOR.join([str(context.call), call_site(), context.describe()[:_MAX_DETAILS]])
     link.begin(context.seq, DIFFERENT, context.wait)
     calls = [tuple(text.split(_SEPARATOR, 2)) for text in link.exchange_descriptions(mine)]

@@ -65,6 +65,3 @@ class SelfBackend(Backend):
             algorithm(*arguments)
         except CallMismatchError:
             raise mismatch_error(context, [(str(context.call), call_site(), context.describe())]) from None
-
-    def close(self) -> None:
-        """Does nothing: there are no resources."""
