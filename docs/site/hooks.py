@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ GENERATED = {
     "reference/http-gateway.md": http_reference.gateway_page,
 }
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(?=[)#])")
+_TABS = re.compile(r"^<!-- tabs: begin -->\n(.*?)^<!-- tabs: end -->$", re.DOTALL | re.MULTILINE)
 _CHART = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".cu": "cuda", ".sbatch": "bash", ".sh": "bash"}
 
@@ -50,13 +52,20 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Let links lead to the site's pages; show the chart of imports, for which the site has no renderer, as a table."""
+    """Let links lead to the site's pages; show sections as tabs, and the chart of imports as a table."""
     uri = page.file.src_uri
     if uri.startswith(("source/", "reference/")):
         return markdown
     here = origin(uri)
     markdown = _LINK.sub(lambda link: posixpath.relpath(target(here, link[1]), posixpath.dirname(uri) or "."), markdown)
-    return _CHART.sub(imports_table, markdown)
+    return _CHART.sub(imports_table, _TABS.sub(tabs, markdown))
+
+
+def tabs(sections: re.Match[str]) -> str:
+    """Return sections as tabs, which have their headings as titles and anchors."""
+    _, *parts = re.split(r"^### (.*)\n", sections[1], flags=re.MULTILINE)
+    shown = zip(parts[::2], parts[1::2], strict=True)
+    return "\n".join(f'=== "{title}"\n{textwrap.indent(text, "    ")}' for title, text in shown)
 
 
 def origin(uri: str) -> str:

@@ -88,9 +88,9 @@ def test_a_dead_link_fails_the_build(tmp_path: Path, link: str) -> None:
             shutil.copytree(path, tmp_path / path.name)
         elif not path.name.startswith(".") and path.name != "out":
             (tmp_path / path.name).symlink_to(path)
-    page = tmp_path / "docs" / "scale.md"
+    page = tmp_path / "docs" / "hosts.md"
     page.write_text(f"{page.read_text()}\n{link}\n")
     done = build(tmp_path / "mkdocs.yml", tmp_path / "out")
     assert done.returncode != 0
-    assert "scale.md" in done.stderr
+    assert "hosts.md" in done.stderr
     assert "no-such" in done.stderr

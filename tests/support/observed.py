@@ -1,4 +1,4 @@
-"""Stuck jobs of other libraries under ``rankmesh observe``: the further columns of docs/diagnose.md's table.
+"""Stuck jobs of other libraries under ``rankmesh observe``: the further columns of docs/stuck-job.md's table.
 
 They are written by their tests: 'PYTHONPATH=tests python -m mpi.test_observe' prints mpi4py's.
 """
