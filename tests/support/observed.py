@@ -26,6 +26,7 @@ from support.diagnose_page import (
     FREEZE,
     LOADER,
     SCRIPT,
+    UNINTERRUPTIBLE,
     normalized,
     page_rows,
     remove_control_group,
@@ -63,6 +64,7 @@ ALONE = [
     Stuck("stopped", "os.kill(os.getpid(), signal.SIGSTOP)", "stopped"),
     Stuck("held by a debugger", DEBUGGED, "stopped", before=DEBUGGER),
     Stuck("frozen by its control group, as by `docker pause`", "freeze()", "stopped", before=FREEZE),
+    Stuck("waiting in the kernel, as for a network disk that is gone", "read_disk()", before=UNINTERRUPTIBLE),
 ]
 """What holds up one rank, whatever the library."""
 

@@ -167,6 +167,11 @@ def remedy(view: JobView, kind: FindingKind, ranks: Sequence[int]) -> str:
         return f"look at {whose} output: a rank that has ended, or is held up in C code, writes no dump"
     if _lacks_stack(report):
         return report.outside.no_stacks
+    if report.outside.state == "D":
+        return (
+            f"look at that line, and at the disk or the mount that it uses: 'cat /proc/{report.pid}/stack' on "
+            f"{report.host}, as root, shows what the kernel waits for"
+        )
     if kind == "silent" and report.process:
         helps = f"; {report.outside.no_stacks}" if report.outside.no_stacks else ""
         return (

@@ -23,6 +23,7 @@ from support.diagnose_page import (
     DEBUGGER,
     FREEZE,
     LOADER,
+    UNINTERRUPTIBLE,
     normalized,
     page_rows,
     remove_control_group,
@@ -119,6 +120,15 @@ KINDS = [
         [2],
         REST,
         FREEZE,
+    ),
+    Stuck(
+        "waiting in the kernel, as for a network disk that is gone",
+        "read_disk()",
+        "silent",
+        [2],
+        REST,
+        UNINTERRUPTIBLE,
+        "c.syscall(clone,",
     ),
     Stuck(
         "calls of two groups in another order",
