@@ -160,7 +160,7 @@ docs: $(VENV)/.torch  ## Write docs/api.md, the tables of algorithms and errors,
 
 # The site loads nothing from other hosts. A warning, such as a link to nothing, is an error.
 docs-site: $(VENV)/.docs  ## Build the documentation as a site in out/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test-docs-site: $(VENV)/.dev $(VENV)/.docs  ## Build the site, and test that it is complete and works offline
 	$(BIN)/python -m pytest tests/docs/test_site.py $(ARGS)

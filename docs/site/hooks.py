@@ -61,6 +61,12 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     return _CHART.sub(imports_table, _TABS.sub(tabs, markdown))
 
 
+def on_page_content(html: str, page: Page, **_: Any) -> None:
+    """Add the anchors of tabs to those that mkdocs knows when it checks links."""
+    assert page.present_anchor_ids is not None
+    page.present_anchor_ids.update(re.findall(r'<input [^>]*?id="([^"]+)" name="__tabbed', html))
+
+
 def tabs(sections: re.Match[str]) -> str:
     """Return sections as tabs, which have their headings as titles and anchors."""
     _, *parts = re.split(r"^### (.*)\n", sections[1], flags=re.MULTILINE)
