@@ -152,8 +152,8 @@ endif
 bench-many: $(VENV)/.bench  ## Measure one world of 128 processes beside gloo and Open MPI; takes five minutes
 	$(BIN)/python -m benchmarks.many $(ARGS)
 
-docs: $(VENV)/.torch  ## Write docs/api.md, the tables of algorithms and errors, and the chart of imports
-	$(BIN)/python docs/api.py
+docs: $(VENV)/.torch  ## Write docs/compatibility.md, the tables of algorithms and errors, and the chart of imports
+	$(BIN)/python docs/compatibility.py
 	$(BIN)/python docs/imports.py
 	$(BIN)/python docs/errors.py
 	$(BIN)/python docs/algorithms.py

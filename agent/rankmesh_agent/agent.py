@@ -55,11 +55,6 @@ class Agent:
     Attributes:
         member: this rank, as its peers know it.
         members: all ranks of the job; of most ranks of a large world, host and process alone.
-        engine: the connections to the peers.
-        group_registry: the groups of this rank.
-        recorder: the latest calls and messages.
-        store: the job's store.
-        world: the group of all ranks.
 
     Raises:
         DistNetworkError: the join failed; the subclass and the message have the cause.
@@ -186,11 +181,7 @@ class Agent:
         return Agent(self.settings, self._find_gateway, terms, host=self._host, http=http)
 
     def current(self, grant: Grant) -> Agent:
-        """Return this agent: it is of one job, and of no lease that a client holds over HTTP.
-
-        Raises:
-            ForbiddenJobError: the credential is that of another job, or of a lease.
-        """
+        """Return this agent: it is of one job, and of no lease that a client holds over HTTP."""
         grant.require(self.settings.job)
         if grant.lease:
             raise ForbiddenJobError("the credential given is that of a lease, and this rank's process hosts its agent")

@@ -28,12 +28,9 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
 }
 """Pages in the repository's root, with their names in the site."""
-GENERATED = {
-    "reference/api.md": api_reference.page,
-    "reference/commands.md": command_reference.page,
-    "reference/http-agent.md": http_reference.agent_page,
-    "reference/http-gateway.md": http_reference.gateway_page,
-}
+HTTP = "reference/http.md"
+APPENDED = {"python-api.md": api_reference.sections, "cli.md": command_reference.sections}
+"""Pages that end with a reference from the code."""
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(?=[)#])")
 _TABS = re.compile(r"^<!-- tabs: begin -->\n(.*?)^<!-- tabs: end -->$", re.DOTALL | re.MULTILINE)
 _CHART = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -44,8 +41,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are no files of docs/."""
     for page, name in OUTSIDE.items():
         files.append(File.generated(config, name, content=(ROOT / page).read_text(encoding="utf-8")))
-    for name, write in GENERATED.items():
-        files.append(File.generated(config, name, content=write()))
+    files.append(File.generated(config, HTTP, content=http_reference.page()))
     for path in sorted(set(linked())):
         files.append(File.generated(config, source_page(path), content=source(path)))
     return files
@@ -54,11 +50,12 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Let links lead to the site's pages; show sections as tabs, and the chart of imports as a table."""
     uri = page.file.src_uri
-    if uri.startswith(("source/", "reference/")):
+    if uri.startswith("source/") or uri == HTTP:
         return markdown
     here = origin(uri)
     markdown = _LINK.sub(lambda link: posixpath.relpath(target(here, link[1]), posixpath.dirname(uri) or "."), markdown)
-    return _CHART.sub(imports_table, _TABS.sub(tabs, markdown))
+    shown = _CHART.sub(imports_table, _TABS.sub(tabs, markdown))
+    return shown + "".join(write() for page, write in APPENDED.items() if page == uri)
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> None:

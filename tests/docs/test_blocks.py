@@ -18,10 +18,11 @@ RUN = {
     "README.md": "",
     "docker.md": "Without Docker",
     "errors.md": "",
-    "first-job.md": "",
     "mpi.md": "From mpi4py",
     "observing.md": "With curl",
-    "sdk.md": "",
+    "python-api.md": "",
+    "quickstart.md": "",
+    "security.md": "",
     "stuck-job.md": "",
     "training-loop.md": "",
 }

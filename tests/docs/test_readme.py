@@ -39,7 +39,7 @@ def test_the_cost_of_an_idle_rank_is_that_of_the_run() -> None:
 
 
 def test_the_faults_are_those_of_the_table() -> None:
-    (row,) = re.findall(r"^\| all \|(.*)\|$", (DOCS / "reliability.md").read_text(), re.MULTILINE)
+    (row,) = re.findall(r"^\| all \|(.*)\|$", (DOCS / "failure-model.md").read_text(), re.MULTILINE)
     runs, hangs, wrong, named = [cell.strip() for cell in row.split("|")][:4]
     assert (hangs, wrong) == ("0", "0")
     assert f"In {runs} runs with seeded faults {named} errors did, and none hung" in TEXT

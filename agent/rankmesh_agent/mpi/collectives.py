@@ -16,9 +16,8 @@ import numpy as np
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, ignore_fp_errors, partial_dtype
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.mpi.buffers import PackedBuffer, address, overlaps, spec
+from rankmesh_agent.mpi.buffers import PackedBuffer, address, datatype, is_native, operation, overlaps, spec
 from rankmesh_agent.mpi.library import mpi
-from rankmesh_agent.mpi.types import datatype, is_native, operation
 from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 

@@ -18,13 +18,11 @@ from rankmesh_agent.mpi.messages import MpiMessages, poll_orphaned
 from rankmesh_agent.wire.errors import DistError
 
 POLL_SECONDS = 0.1
-"""Interval of the checks."""
 _GRACE_SECONDS = 1.0
 """Time that a call has to end by itself before the job is ended."""
 
 _log = logging.getLogger("rankmesh")
 WATCHDOG = Watchdog("rankmesh-mpi-watchdog", _GRACE_SECONDS + 1)
-"""Runs the checks of all groups of the process."""
 
 
 class CallWatchdog:

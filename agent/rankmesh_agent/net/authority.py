@@ -38,7 +38,6 @@ SIGNS = x509.KeyUsage(
     encipher_only=False,
     decipher_only=False,
 )
-"""Use of the key of an authority."""
 
 
 @functools.lru_cache(64)

@@ -21,7 +21,6 @@ from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeas
 from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseTerms
 
 _JOIN_END_SECONDS = 5.0
-"""Time limit of the end of a join, when the agent ends."""
 _log = logging.getLogger("rankmesh")
 
 
@@ -108,11 +107,7 @@ class LeaseManager:
             return LeaseState(self._active.lease, "joining" if self._active.agent is None else "joined")
 
     def acquire(self, terms: LeaseTerms, on_end: Callable[[str], None] = lambda reason: None) -> ActiveLease:
-        """Lease the agent, and have it join the job in a thread of its own; for the arguments see ActiveLease.
-
-        Raises:
-            AgentTakenError: the agent is leased already, or about to end.
-        """
+        """Lease the agent, and have it join the job in a thread of its own; for the arguments see ActiveLease."""
         active = ActiveLease(terms, on_end)
         with self._lock:
             if self._closed:

@@ -31,7 +31,6 @@ from rankmesh_agent.wire.hello import Client, Service
 _MAX_STREAMS = 512
 """Authenticated streams at the same time; more are closed at once. Each stream has a thread."""
 _MAX_REASON = 500
-"""Characters of a reason."""
 
 _log = logging.getLogger("rankmesh")
 

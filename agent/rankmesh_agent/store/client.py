@@ -153,9 +153,6 @@ class StoreClient(Store):
     Concurrent threads use a connection each, so a waiting call does not delay others. If a connection breaks, its call
     is repeated over another one, and the server executes it once.
 
-    Args:
-        unix_socket: name of the server's unix socket, where that is known.
-
     Attributes:
         failure: the first failure of this world that has ended waits, for errors: perhaps the server's host has failed.
     """
@@ -211,11 +208,7 @@ class StoreClient(Store):
         return PendingCall(self, Call(command, _keyed_id(idempotency_key, command) if idempotency_key else None))
 
     def execute(self, command: Command[T], timeout: float | None = None, call: Call[T] | None = None) -> T:
-        """Execute a command: see the base class.
-
-        Args:
-            call: the call, if it has begun.
-        """
+        """Execute a command: see the base class."""
         if timeout is None:
             timeout = response_seconds(command)
         call = call or Call(command)

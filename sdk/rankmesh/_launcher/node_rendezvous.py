@@ -192,7 +192,8 @@ class NodeRendezvous:
         before = self.latest, self.refusal, self._ended_alone
         try:
             reply = self._gateway.read(LauncherReply, "launchers", beat)
-            if reply.attempt >= self.latest.attempt:  # less only from a gateway that does not know the attempt yet
+            # A gateway started again counts from the attempts that have begun, not from the one awaited.
+            if reply.attempt >= min(self.latest.attempt, self.attempt + 1):
                 self.latest = reply
             self._unanswered, self._ended_alone = "", False
         except (UnavailableError, DistError) as error:

@@ -67,13 +67,13 @@ class Launchers(RuleBasedStateMachine):
         self.elastic, self.most_restarts = self.least < self.most, most_restarts
         self.registry = LauncherRegistry(self.clock, threading.Lock())
         self.attempt = -1
-        self.start_job(gateway)
+        self.start_job(gateway, 0)
 
-    def start_job(self, gateway: bool) -> None:
+    def start_job(self, gateway: bool, late: int) -> None:
         self.attempt, self.restarts, self.over = self.attempt + 1, 0, ""
         self.size, self.has_end = 0, False
         self.begun, self.killed = dict[int, tuple[int, int]](), dict[int, Node]()
-        for number in range(self.least):
+        for number in range(max(1, self.least - late)):
             self.start(number, hosts_gateway=gateway and number == 0)
         self.settle(random.Random(0))
 
@@ -150,6 +150,7 @@ class Launchers(RuleBasedStateMachine):
             self.size = min(len(self.nodes), self.most)
         if self.size:
             assert self.begun[self.attempt] == (self.size, self.restarts)
+        assert {node.client.latest.attempt for node in self.nodes} <= {self.attempt}
         assert {node.ranks for node in self.members()} <= {"running", "ended"}
         assert {node.ranks for node in self.nodes if node not in self.members()} <= {"waiting"}
 
@@ -157,14 +158,14 @@ class Launchers(RuleBasedStateMachine):
         return [node for node in self.nodes if node.attempt == self.attempt]
 
     @precondition(lambda self: self.over)
-    @rule(gateway=st.booleans())
-    def start_the_next_run(self, gateway: bool) -> None:
+    @rule(gateway=st.booleans(), late=st.integers(0, 1))
+    def start_the_next_run(self, gateway: bool, late: int) -> None:
         for node in [*self.nodes]:
             self.remove(node)
         self.clock.advance(FAILED_SECONDS)
-        self.start_job(gateway)
+        self.start_job(gateway, late)
 
-    @precondition(lambda self: not self.over and (self.size or self.attempt == 1 + max(self.attempts(), default=-2)))
+    @precondition(lambda self: not self.over and self.nodes)
     @rule(seed=st.integers(0, 99), losses=st.integers(0, 2))
     def lose_the_gateway(self, seed: int, losses: int) -> None:
         """A new one learns what the launchers know: of the attempts only those that have begun."""
@@ -172,13 +173,11 @@ class Launchers(RuleBasedStateMachine):
         self.killed.clear()
         self.has_end = any(node.ranks == "ended" for node in self.members())
         if not self.size:
+            self.attempt = 1 + max(node.attempt for node in self.nodes)
             self.restarts = max(node.restarts for node in self.nodes)
         elif self.size < self.most and not self.has_end and any(node.ranks == "waiting" for node in self.nodes):
             self.begin_attempt()
         self.settle(random.Random(seed), losses)
-
-    def attempts(self) -> list[int]:
-        return [node.attempt for node in self.nodes]
 
     @precondition(lambda self: not self.over)
     @rule(
