@@ -71,7 +71,7 @@ test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the s
 
 # ARGS=3-ranks-as-for-gloo runs a part, and takes the rest of the page from earlier runs.
 test-torch-suite: $(VENV)/.torch  ## Run all of torch's own distributed tests, over gloo too; writes docs/torch-suite.md
-	PYTHONPATH=tests $(BIN)/python -m support.torch_suite $(ARGS)
+	$(BIN)/python -m tools.torch_suite $(ARGS)
 
 # TORCHES=2.14.1 runs one, and takes the rest of the page from earlier runs.
 test-torch-versions:  ## Run that, and all other tests with torch, with each of TORCHES; writes docs/torch-suite.md
@@ -116,11 +116,11 @@ test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts.md on two test hosts
 # ARGS="--seed 17 --kind kill -v" repeats one run, and prints its program, its fault and what each rank reported.
 test-faults: $(VENV)/.dev  ## Kill, stop and disturb ranks SEEDS times; ends with a table by kind of fault
 	$(if $(ARGS),,$(BIN)/python -m pytest tests/faults --numprocesses 2)
-	PYTHONPATH=tests $(BIN)/python -m faults --seeds $(SEEDS) $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m tools.faults --seeds $(SEEDS) $(ARGS)
 
 # ARGS="--kind shrink --rounds 5" runs a part; ARGS="--page FILE" writes the table of docs/fault-tolerance.md from --json FILE.
 test-recovery: $(VENV)/.dev  ## Kill ranks of a training, which goes on; ends with a table of the seconds to the next step
-	PYTHONPATH=tests $(BIN)/python -m faults.recovery $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m tools.faults.recovery $(ARGS)
 
 # ARGS="--sites 400 --seed 2 --rooms 'agent/(store|group)'" is another sample; --processes adds tests that start ranks.
 mutate: $(VENV)/.dev  ## Change an operator in 100 places, one at a time; the share that tests notice, by room

@@ -339,7 +339,7 @@ class Agent:
         self._liveness.pass_on()
         if self.engine.on_demand:
             self.engine.progress()  # what concerns all ranks is passed on also by those that compute
-        usage = None if self._own_http is None else process.own_usage()
+        usage = None if self._own_http is None else process.usage_of()
         restart = self._job.send_heartbeat(self.groups(), lost, usage=usage)
         if restart is not None:
             self.group_registry.abort_all(restart)

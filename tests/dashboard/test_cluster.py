@@ -127,7 +127,8 @@ def test_a_job_of_the_launcher(ranks, visit):
     announced = page.page.locator("#announcer").text_content()
     assert "The connection to the gateway is lost: the gateway has ended." in announced
     (job,) = page.rows("#jobs")
-    assert job[1:3] == ["ended", "4 left"]
+    assert job[1:3] == ["ended", "4 ranks"]
+    assert page.page.locator("#connection").get_attribute("data-tone") == "quiet", "nothing has gone wrong"
     assert ", until " in job[3]
 
 
@@ -141,6 +142,9 @@ def test_the_problem_of_a_stuck_job(ranks, visit):
     ranks.mark("hold")
     page.wait_for_text("#problems-list", "rank 3 has not come to all_reduce #")
     page.wait_for_text("#problems-list", "; it is at test_cluster.py:")
+    page.wait_for_text("#jobs", "stuck")
+    page.page.get_by_text("Waits of the ranks").click()
+    page.wait_for_text("#timelines", "all_reduce(float32[1000], MAX)")
     page.wait_for_text("#problems-list", "ranks 0-2 wait at test_cluster.py:")
     page.page.locator("#hosts").get_by_role("button", name="3", exact=True).click()
     page.wait_for_text("#rank-threads", "time.sleep(0.01)")

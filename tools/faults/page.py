@@ -1,4 +1,4 @@
-"""``python -m faults.page OURS GLOOS``: writes the table of docs/failure-model.md from two results of ``--json``."""
+"""``python -m tools.faults.page OURS GLOOS``: the table of docs/failure-model.md, from two results of ``--json``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from faults.kinds import KINDS
-from faults.run import Outcome
+from tools.faults.kinds import KINDS
+from tools.faults.run import Outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "failure-model.md"
 _TABLE = re.compile(r"(<!-- table: begin -->\n).*(<!-- table: end -->)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Recoveries of a training: ``python -m faults.recovery`` kills a rank in each round, and times the next step.
+"""Recoveries of a training: ``python -m tools.faults.recovery`` kills a rank in each round, and times the next step.
 
 A round starts four ranks that train on the digits, kills one, or a host with two, at a random moment, and waits for the
 end. The job must end as an undisturbed one does, and leave nothing behind. The rounds are one after the other, each
@@ -416,7 +416,7 @@ def _write(path: Path, outcomes: Sequence[Outcome], loads: Sequence[float]) -> N
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the table, and return 1 if something was wrong or left."""
-    parser = argparse.ArgumentParser(prog="python -m faults.recovery", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.faults.recovery", description=__doc__)
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; may be repeated")
     parser.add_argument("--rounds", type=int, help="of each kind; by default 50 of shrink, 20 of the others")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
