@@ -1,4 +1,4 @@
-"""``python -m tools.faults.page OURS GLOOS`` writes the table of docs/failure-model.md from two results of ``--json``."""
+"""``python -m tools.faults.page OURS GLOOS``: the table of docs/failure-model.md, from two results of ``--json``."""
 
 from __future__ import annotations
 
