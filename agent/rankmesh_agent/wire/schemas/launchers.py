@@ -43,6 +43,7 @@ class LauncherHeartbeat(Body):
         hosts_gateway: whether the gateway is in the launcher's process.
         host: its host name, for messages.
         torchrun: whether it is a torchrun: its nodes have no numbers of their own, and it needs a store.
+        awaits: the attempt of the last reply, of an earlier gateway perhaps; of a spare node the one before that.
     """
 
     job: Name
@@ -60,6 +61,7 @@ class LauncherHeartbeat(Body):
     hosts_gateway: bool = False
     host: Text = ""
     torchrun: bool = False
+    awaits: _FromMinusOne = STARTING
 
 
 @dataclass
