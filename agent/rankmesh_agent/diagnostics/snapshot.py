@@ -54,7 +54,7 @@ def snapshot(
     max_ended: int = MAX_ENDED,
 ) -> RankSnapshot:
     """Return the snapshot of a rank; for the arguments see RankSnapshot and ``add_calls``."""
-    found = RankSnapshot(job, epoch, rank, attached, stacks=stacks())
+    found = RankSnapshot(job, epoch, rank, attached, stacks=stacks(), cpu_seconds=time.process_time())
     found.monotonic = time.monotonic()
     add_calls(found, recorder, awaited, store_waits, found.monotonic, max_ended)
     return found

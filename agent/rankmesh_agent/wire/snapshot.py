@@ -91,6 +91,7 @@ class RankSnapshot:
         ended: the latest calls of each group that have ended, the latest last.
         store_waits: calls of the job's store that wait.
         stacks: stacks of all threads.
+        cpu_seconds: seconds of CPU time that its threads have used.
         monotonic: the moment by the monotonic clock, which all processes of its host share.
         unchanged: of an observed rank, whose calls are not known, seconds for which each look at its main thread has
             found the same stack; None of others.
@@ -105,6 +106,7 @@ class RankSnapshot:
     ended: list[SnapshotCall] = field(default_factory=list)
     store_waits: list[SnapshotStoreWait] = field(default_factory=list)
     stacks: list[ThreadStack] = field(default_factory=list)
+    cpu_seconds: float = 0.0
     monotonic: float = 0.0
     unchanged: float | None = None
 

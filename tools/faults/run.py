@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from faults import rank as rank_module
-from faults.kinds import Specification, words
 from support import rank_server
 from support.network_hosts import Host, network_hosts
 from support.rank_server import ForkedProcess, Program
 
 from rankmesh_agent.shared_memory.orphans import remove_orphans
+from tools.faults import PATHS
+from tools.faults import rank as rank_module
+from tools.faults.kinds import Specification, words
 
-TESTS = Path(__file__).parents[1]
 MARGIN = 10.0
 """Seconds beyond the time limit of the operations after which a rank without an answer counts as hanging."""
 _START_SECONDS = 90.0
@@ -154,7 +154,7 @@ class Run:
         path.write_text(json.dumps(self.spec))
         if self.spec["external"] in _LAUNCHED:
             launch = ["-m", "rankmesh.run", "--nproc-per-node", str(len(self._ranks)), "--master-port", "0"]
-            self._command([sys.executable, *launch, "-m", "faults.rank", str(path)], "launcher", own_session=True)
+            self._command([sys.executable, *launch, "-m", "tools.faults.rank", str(path)], "launcher", own_session=True)
         else:
             for rank in self._ranks:
                 self._processes[rank] = self._start_rank(rank, path)
@@ -174,13 +174,15 @@ class Run:
             prefix = self._prefix
         if not prefix:
             function = rank_module.forked.__name__
-            program = Program(rank_module.__file__, "faults.rank", function, str(self._folder), {"spec": str(path)})
+            program = Program(
+                rank_module.__file__, "tools.faults.rank", function, str(self._folder), {"spec": str(path)}
+            )
             with _forking:
                 return rank_server.fork(
                     program, rank, len(self._ranks), environment, [os.devnull, str(errors), str(errors)]
                 )
         with errors.open("ab") as opened:
-            command = [*prefix, sys.executable, "-m", "faults.rank", str(path), str(rank)]
+            command = [*prefix, sys.executable, "-m", "tools.faults.rank", str(path), str(rank)]
             return subprocess.Popen(
                 command, env=environment, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=opened, stderr=opened
             )
@@ -199,7 +201,7 @@ class Run:
             shm.mkdir(exist_ok=True)
         fixed = {
             rank_server.MARKER: self._marker,
-            rank_module.LIBRARY: self.spec["library"], "PYTHONPATH": str(TESTS), "RANKMESH_JOB": self.spec["job"],
+            rank_module.LIBRARY: self.spec["library"], "PYTHONPATH": PATHS, "RANKMESH_JOB": self.spec["job"],
             "RANKMESH_SHM_DIR": str(shm), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "FATAL",
             # Every second run connects on demand, to addresses that the gateway has.

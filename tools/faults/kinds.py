@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from faults.program import Step, describe, generate, of_world
+from tools.faults.program import Step, describe, generate, of_world
 
 Specification = dict[str, Any]
 Draw = Callable[[random.Random, Specification], None]

@@ -12,7 +12,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from support.torch_suite import FAILED, PASSED, TESTS, Outcome, Plan, page, run
+from tools.torch_suite import FAILED, PASSED, ROOT, Outcome, Plan, page, run
 
 BACKENDS = ("gloo", "rankmesh")
 PLANS = (
@@ -24,8 +24,8 @@ PLANS = (
 )
 LIMIT = 1800.0
 """Seconds for a plan over one backend."""
-RESULTS = TESTS.parent / "out" / "torch-suite"
-PAGE = TESTS.parent / "docs" / "torch-suite.md"
+RESULTS = ROOT / "out" / "torch-suite"
+PAGE = ROOT / "docs" / "torch-suite.md"
 
 
 def main(chosen: list[str]) -> int:

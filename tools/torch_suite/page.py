@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from support.torch_suite import FAILED, PASSED, SKIPPED, Outcome, Plan
+from tools.torch_suite import FAILED, PASSED, SKIPPED, Outcome, Plan
 
 KNOWN = {
     "test_ddp_profiling_torch_profiler": "it expects an event that ends in another thread than it began in, as gloo's "
@@ -62,8 +62,8 @@ and groups are created with the tested backend:
   host memory. Tests that need CUDA itself then fail, over gloo as well.
 
 `monitored_barrier` is `rankmesh.torch`'s, because torch's function accepts gloo alone.
-[harness.py](../tests/support/torch_suite/harness.py) and
-[host_memory.py](../tests/support/torch_suite/host_memory.py) have the other adaptations. The tests check names of
+[harness.py](../tools/torch_suite/harness.py) and
+[host_memory.py](../tools/torch_suite/host_memory.py) have the other adaptations. The tests check names of
 events in profiles only for torch's own backends, so for gloo and not for the mesh.
 """
 

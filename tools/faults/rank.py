@@ -1,4 +1,4 @@
-"""One rank of a fault run, as a process: forked, or ``python -m faults.rank SPECIFICATION [RANK]``.
+"""One rank of a fault run, as a process: forked, or ``python -m tools.faults.rank SPECIFICATION [RANK]``.
 
 It joins, carries out the specification's program, does the fault if it is the victim, and after an error shrinks the
 group and goes on. It appends what happens to ``rank-N.jsonl`` beside the specification, one line an event.
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from faults.program import Runner, WrongResult, describe, generate
+from tools.faults.program import Runner, WrongResult, describe, generate
 
 LIBRARY = "FAULTS_LIBRARY"
 """The variable that says whose calls are made: with gloo, the server that forks the ranks has to have torch."""

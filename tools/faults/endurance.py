@@ -1,6 +1,6 @@
 """Descriptors, threads and memory of two ranks over many joins and many collectives: they must not grow.
 
-``python -m faults.endurance`` runs 1 000 cycles of init_process_group and destroy_process_group, then 100 000
+``python -m tools.faults.endurance`` runs 1 000 cycles of init_process_group and destroy_process_group, then 100 000
 collectives, over shared memory and over TCP, and prints what each rank held on the way.
 """
 
@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from support import rank_server
 from support.rank_server import Program
+
+from tools.faults import PATHS
 
 SIZE = 2
 ALLOWED_KIB = 2048
@@ -102,11 +104,11 @@ def measure(what: str, count: int, points: int, medium: str) -> list[list[Held]]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         environment = {
             **inherited, rank_server.MARKER: f"endurance-{os.getpid()}", "RANKMESH_TRANSPORT": medium,
-            "RANKMESH_JOB": f"endurance-{os.getpid()}", "PYTHONPATH": str(Path(__file__).parents[1]),
+            "RANKMESH_JOB": f"endurance-{os.getpid()}", "PYTHONPATH": PATHS,
             "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
         }  # fmt: skip
         errors = [f"{folder}/{rank}.err" for rank in range(SIZE)]
-        program = Program(__file__, "faults.endurance", what, folder, arguments)
+        program = Program(__file__, "tools.faults.endurance", what, folder, arguments)
         for path in errors:
             Path(path).touch()
         streams = [[os.devnull, errors[rank], errors[rank]] for rank in range(SIZE)]
@@ -135,7 +137,7 @@ def growth(found: Sequence[Held], allowed_kib: int = ALLOWED_KIB) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return 1 if something has grown."""
-    parser = argparse.ArgumentParser(prog="python -m faults.endurance", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.faults.endurance", description=__doc__)
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--collectives", type=int, default=100_000)
     parser.add_argument("--points", type=int, default=20, help="measurements on the way")

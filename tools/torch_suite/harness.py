@@ -1,4 +1,4 @@
-"""Runs torch's distributed tests over a backend: ``python -m support.torch_suite.harness PLAN``, a Plan as JSON.
+"""Runs torch's distributed tests over a backend: ``python -m tools.torch_suite.harness PLAN``, a Plan as JSON.
 
 The tests are ``torch.testing._internal.distributed.distributed_test``, which PyTorch's own test_distributed_spawn.py
 runs. That file is written for a fixed set of backends: when it is imported, it looks at BACKEND to decide which tests
@@ -36,7 +36,7 @@ import unittest
 from typing import Any
 from unittest.mock import patch
 
-from support.torch_suite import FAILED, PASSED, SKIPPED, Outcome, Plan, host_memory
+from tools.torch_suite import FAILED, PASSED, SKIPPED, Outcome, Plan, host_memory
 
 OF_A_RANK = (
     "rankmesh.torch._factory",

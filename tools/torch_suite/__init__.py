@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-TESTS = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
@@ -65,8 +65,8 @@ def run(plan: Plan, limit: float) -> Iterator[Outcome]:
     There are fewer outcomes than tests when the process that runs them ends early, or after ``limit`` seconds; the last
     line of what it printed is then the reason of an additional outcome of no name.
     """
-    command = [sys.executable, "-m", "support.torch_suite.harness", json.dumps(plan)]
-    paths = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "tools.torch_suite.harness", json.dumps(plan)]
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryFile("w+", errors="replace") as printed:
         process = subprocess.Popen(
             command,

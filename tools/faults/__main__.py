@@ -1,4 +1,4 @@
-"""``python -m faults``: fault runs, and a table of what became of them; ``make test-faults`` runs it."""
+"""``python -m tools.faults``: fault runs, and a table of what became of them; ``make test-faults`` runs it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from faults.kinds import KINDS, specify
-from faults.run import Outcome, Run
 from support import rank_server
+
+from tools.faults.kinds import KINDS, specify
+from tools.faults.run import Outcome, Run
 
 HEADINGS = ("kind", "runs", "hangs", "wrong", "named %", "median s", "max s", "leaks", "recovered %")
 
