@@ -75,6 +75,11 @@ def test_http_and_commands_are_there(site: Path) -> None:
     assert all(text in commands for text in texts)
 
 
+def test_launchers_and_libraries_are_tabs(site: Path) -> None:
+    for page, tab in (("launching", "slurm"), ("torch", "lightning")):
+        assert re.search(rf'<input id="{tab}" name="__tabbed_\d+"', (site / f"{page}.html").read_text()), page
+
+
 def test_files_of_the_repository_are_pages(site: Path) -> None:
     assert "init_process_group" in (site / "source" / "examples" / "average.py.html").read_text()
     assert 'href="source/examples/train_digits.py.html"' in (site / "training-loop.html").read_text()
