@@ -64,13 +64,7 @@ class RankReport:
 
 
 def newest_ranks(listed: Iterable[RankInfo], here: str = "", ranks: Collection[int] = ()) -> list[RankReport]:
-    """Return a report, without a snapshot, on each rank of the newest epoch of its job that has not left.
-
-    Args:
-        listed: the ranks.
-        here: id of this host.
-        ranks: only these, if not empty.
-    """
+    """Return a report, without a snapshot, on the ranks of each job's newest epoch that have not left."""
     infos = list(listed)
     newest: dict[str, int] = {}
     for each in infos:

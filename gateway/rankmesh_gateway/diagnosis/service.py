@@ -42,13 +42,7 @@ class RankNotFoundError(DistNetworkError):
 
 
 class DiagnosisService:
-    """Diagnoses the jobs of a registry. For the server's event loop; threads ask the agents.
-
-    Args:
-        registry: the registry, which knows the ranks.
-        token: the token of the agents.
-        here: id of this host.
-    """
+    """Diagnoses the jobs of a registry, for the server's event loop: threads ask the agents; ``here``: a host id."""
 
     def __init__(self, registry: Registry, token: str, here: str) -> None:
         self._registry = registry
@@ -71,12 +65,7 @@ class DiagnosisService:
         return self._latest
 
     async def diagnose(self, job: str | None = None, patience: float | None = None) -> Diagnosis:
-        """Return what stalls one job or all.
-
-        Args:
-            job: the job; None for all.
-            patience: seconds in which an agent must answer; None for a recent diagnosis.
-        """
+        """Return what stalls one job or all; ``patience``: seconds for an agent's answer; None: a recent diagnosis."""
         if patience is not None and (self._latest is None or self._latest.done()):
             self._latest = asyncio.ensure_future(self._diagnose(patience))
         found = await asyncio.shield(self.refresh_soon())
@@ -85,15 +74,7 @@ class DiagnosisService:
         return Diagnosis(not problems, found.time, problems, ranks)
 
     async def details(self, rank: int, job: str | None = None) -> RankDetails:
-        """Return what the agent of a rank describes.
-
-        Args:
-            rank: its number.
-            job: its job; None if no other has such a rank.
-
-        Raises:
-            RankNotFoundError: there is no such rank, or there are several.
-        """
+        """Return what the agent of a rank describes; RankNotFoundError if there is none, or several without a job."""
         found = newest_ranks(self._registry.ranks(job), self._here, [rank])
         if len(found) != 1:
             jobs = ", ".join(repr(each.job) for each in found[:20])
@@ -108,14 +89,7 @@ class DiagnosisService:
     async def snapshots(
         self, job: str | None, ranks: Collection[int], patience: float, *, records: bool = False
     ) -> list[RankDetails]:
-        """Return what the agents of ranks describe, of the newest epoch of each job.
-
-        Args:
-            job: the job; None for all.
-            ranks: only these, if not empty.
-            patience: seconds in which an agent must answer.
-            records: whether the snapshots have all calls that the flight recorders keep, up to MAX_DUMPED a group.
-        """
+        """Return what the agents of some ranks, or all, describe; ``records``: with the flight recorders' calls."""
         service = Service.RECORDS if records else Service.SNAPSHOT
         return await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience, service)
 

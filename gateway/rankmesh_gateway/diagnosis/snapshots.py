@@ -39,11 +39,8 @@ def add_snapshots(
     """Ask the agents of ranks for their snapshots, at once, and add these to the reports, or the errors.
 
     Args:
-        reports: the ranks.
-        token: the gateway's token, or the job's credential.
-        patience: seconds in which an agent must answer.
-        limit: seconds in which all of them must.
-        neighbours: all ranks, those on the hosts of ranks that do not answer are asked about these.
+        patience: seconds in which an agent must answer; ``limit``: in which all of them must.
+        neighbours: all ranks; those on the hosts of ranks that do not answer are asked about these.
         service: SNAPSHOT; RECORDS, whose snapshots have more calls; or WAITS.
     """
     if not reports:
@@ -117,20 +114,7 @@ def _ask_neighbour(report: RankReport, others: Sequence[RankReport], token: str,
 def fetch_snapshot(
     url: str, token: str, seconds: float, service: Service = Service.SNAPSHOT, attachment: bytes = b""
 ) -> Snapshot | None:
-    """Return the document that a service of an agent sends: a snapshot; None if the agent has no such rank.
-
-    Args:
-        url: base URL of the agent.
-        token: the job's credential.
-        seconds: time limit of everything.
-        service: the service.
-        attachment: bytes that the service needs from a client.
-
-    Raises:
-        OSError: the agent cannot be reached, or does not answer in time (TimeoutError).
-        DistError: it has another token, or does not know the service.
-        ValueError: the document is invalid.
-    """
+    """Return the document that a service of an agent sends: a snapshot; None if the agent has no such rank."""
     deadline = Deadline(seconds)
     with connect(url, seconds, token) as sock:
         refusal = AuthenticationError(f"the agent at {url} has another token than the gateway")

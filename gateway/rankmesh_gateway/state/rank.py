@@ -102,14 +102,7 @@ class RankRecord:
         return self.ended is None
 
     def heartbeat(self, beat: Heartbeat, interval: float, now: float) -> None:
-        """Record a heartbeat of a rank that has neither left nor failed, but for its groups.
-
-        Args:
-            beat: the heartbeat.
-            interval: the seconds until the next one, as the reply names them. The reply may be lost: the longer of two
-                intervals counts.
-            now: the clock.
-        """
+        """Record a heartbeat, but for its groups; the reply with the interval may be lost: the longer one counts."""
         self.last_seen = self.reported_at = now
         self.joining = False
         self.watches_peers, self.usage = beat.watches_peers, beat.usage
@@ -133,14 +126,7 @@ class RankRecord:
             self.reason = f"{self._silent(now)}; the failure is final for its epoch, and later heartbeats are ignored"
 
     def fail(self, reason: str = "") -> bool:
-        """Record a failure that the rank itself has not reported; the first one counts, and none after its leave.
-
-        Args:
-            reason: the reason; empty if that is the rank's silence.
-
-        Returns:
-            Whether the rank has failed by this.
-        """
+        """Record a failure that the rank has not reported, by silence without a reason; return whether it is news."""
         if self.ended is not None or self.joining:
             return False
         self.ended = "failed"

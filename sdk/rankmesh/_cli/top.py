@@ -90,12 +90,7 @@ def _ask(queue: SimpleQueue[Answers | Exception], service: ServiceClient, job: s
 
 
 class Screen:
-    """The state of the screen.
-
-    Args:
-        url: of the gateway.
-        answers: the first one.
-    """
+    """The state of the screen."""
 
     def __init__(self, url: str, answers: Answers) -> None:
         self.answers = answers

@@ -466,26 +466,27 @@ def test_a_signal_is_passed_on(number: signal.Signals, job: Job) -> None:
 IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 
 
-def test_who_ignores_a_signal_is_killed(job: Job) -> None:
-    job.script(IGNORE + WRITE_PID + "time.sleep(1000)")
-    launcher = job.start("--stop-grace=0.3", "script.py")
-    pids = job.pids(1)
-    launcher.terminate()
-    code, _, stderr = job.finish(launcher)
-    assert code == 128 + signal.SIGTERM
-    assert "[rankmesh] rank 0: signal SIGKILL (9) from the launcher" in stderr
-    assert not alive(pids[0])
-
-
-def test_a_stopped_rank_receives_a_signal(job: Job) -> None:
-    job.script(WRITE_PID + "time.sleep(1000)")
-    launcher = job.start("--stop-grace=1000", "script.py")
+@pytest.mark.parametrize(
+    ("grace", "does", "stopped"),
+    [
+        ("0.3", f"{IGNORE}{WRITE_PID}time.sleep(1000)", False),
+        ("1000", f"{WRITE_PID}time.sleep(1000)", True),
+        ("30", f"{WRITE_PID}while True: print('x' * 10_000)", False),
+    ],
+    ids=["ignores it", "is stopped", "writes what nobody reads"],
+)
+def test_a_signal_ends_a_rank_that(job: Job, grace: str, does: str, stopped: bool) -> None:
+    job.script(does)
+    launcher = job.start(f"--stop-grace={grace}", "script.py")
     (pid,) = job.pids(1)
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: state(pid) == "T", "the rank to stop")
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: state(pid) == "T", "the rank to stop")
     launcher.terminate()
-    assert job.finish(launcher)[0] == 128 + signal.SIGTERM
+    assert launcher.wait(DEADLINE) == 128 + signal.SIGTERM
     assert not alive(pid)
+    if IGNORE in does:
+        assert "[rankmesh] rank 0: signal SIGKILL (9) from the launcher" in job.finish(launcher)[2]
 
 
 def test_a_second_interrupt_kills_at_once(job: Job) -> None:
@@ -498,15 +499,6 @@ def test_a_second_interrupt_kills_at_once(job: Job) -> None:
         pass
     launcher.send_signal(signal.SIGINT)
     assert job.finish(launcher)[0] == 128 + signal.SIGINT
-    assert not alive(pids[0])
-
-
-def test_a_signal_gets_through_when_nobody_reads_the_output(job: Job) -> None:
-    job.script(WRITE_PID + "while True: print('x' * 10_000)")
-    launcher = job.start("script.py")
-    pids = job.pids(1)
-    launcher.terminate()
-    assert launcher.wait(DEADLINE) == 128 + signal.SIGTERM
     assert not alive(pids[0])
 
 
