@@ -49,6 +49,16 @@ def work_or_fail(me: Me) -> None:
         work(me)
 
 
+def raise_in_one(me: Me) -> None:
+    """Rank 1 raises as soon as it is told to."""
+    me.init(init_method="env://")
+    with contextlib.suppress(dist.DistBackendError):
+        while True:
+            if me.rank == 1 and (me.folder / "fail").exists():
+                raise ValueError("no more data")
+            dist.all_reduce(np.ones(2))
+
+
 def place(url: str) -> Mapping[str, str]:
     """The variables of ranks that join a gateway."""
     _, host, port = re.split(r"://|:", url)
@@ -171,6 +181,18 @@ def test_a_killed_rank_shows_long_before_its_silence_would(ranks, gateway, visit
     assert time.monotonic() - killed < FAILED_SECONDS - 2, "the last heartbeat may have been some time before"
     page.wait_for_text("#hosts .state", "failed")
     page.until(lambda: "has failed: " in page.page.locator("#announcer").text_content(), "it to be announced")
+    ranks.wait(started)
+
+
+def test_the_line_of_an_exception(ranks, gateway, visit):
+    page = visit(gateway)
+    page.wait_for_text("#connection", "live")
+    started = ranks.start(raise_in_one, 2, env=place(gateway))
+    page.wait_for_text("#count-ranks-note", "2 alive")
+    ranks.mark("fail")
+    page.wait_for_text("#problems", "has failed: it ended with ValueError: no more data, at test_cluster.py:")
+    page.page.locator("#hosts").get_by_role("button", name="1", exact=True).click()
+    page.wait_for_text("#rank-reason", " in raise_in_one")
     ranks.wait(started)
 
 

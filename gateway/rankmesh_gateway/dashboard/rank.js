@@ -54,6 +54,7 @@ export function showOpened({ ranks, problems = [] }) {
   const wait = usage?.core_wait >= 0.005 ? `; its main thread waits for a core ${percent(usage.core_wait)} of the time` : "";
   const use = usage && `${percent(usage.cpu)} of a core in the last 10 s, ${bytes(usage.memory)} of memory${wait}`;
   say(byId("rank-cpu"), use ?? "not known");
+  show(byId("rank-use"), state !== "failed");
 }
 
 async function refresh(place) {

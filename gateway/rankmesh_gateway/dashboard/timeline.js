@@ -25,7 +25,7 @@ async function refresh() {
       keep(byId("timelines"), found, ({ job }) => job, timeline);
       say(byId("timeline-note"), found.length ? "" : "No rank answers.");
     } catch (error) {
-      say(byId("timeline-note"), `No answer: ${error.message}`);
+      say(byId("timeline-note"), error instanceof TypeError ? "" : error.message); // of fetch: the page says it is lost
     }
     await new Promise((done) => setTimeout(done, EVERY_MS));
   }
