@@ -57,7 +57,8 @@ class Job(Generic[R]):
 
     Attributes:
         name: the job's name.
-        url: the gateway's URL.
+        url: the gateway's URL, for the option ``--gateway`` of ``rankmesh stacks`` and other commands.
+        token: the token that they need, as RANKMESH_TOKEN.
     """
 
     def __init__(self, fn: Callable[..., R], nprocs: int, args: tuple[Any, ...]) -> None:
@@ -76,8 +77,8 @@ class Job(Generic[R]):
         )
         job = plan(options, Settings.from_env(unlaunched(os.environ)))
         listener = bind(options.master_addr, 0, purpose="this process hosts the gateway")
-        self._plan = job = replace(job, port=listener.getsockname()[1])
-        self.name, self.url = job.job, job.url
+        job = replace(job, port=listener.getsockname()[1])
+        self.name, self.url, self.token = job.job, job.url, job.token
         self._gateway = LauncherGateway(job, listener)
         self._results = [os.memfd_create("rankmesh-result") for _ in range(nprocs)]
         paths = [f"/proc/{os.getpid()}/fd/{each}" for each in self._results]
@@ -95,7 +96,8 @@ class Job(Generic[R]):
             raise
         finally:
             if threads:
-                del os.environ["OMP_NUM_THREADS"]
+                with contextlib.suppress(KeyError):  # another thread has called run(), too
+                    del os.environ["OMP_NUM_THREADS"]
         assert context is not None, "it was not joined"
         self._context = context
 
@@ -181,7 +183,7 @@ class Job(Generic[R]):
     def _service(self) -> contextlib.closing[ServiceClient]:
         from rankmesh._cli.client import ServiceClient
 
-        return contextlib.closing(ServiceClient("gateway", self.url, self._plan.token))
+        return contextlib.closing(ServiceClient("gateway", self.url, self.token))
 
     def _close(self) -> None:
         if not self._ended:
