@@ -36,11 +36,7 @@ def verify(link: MessageLink, context: CallContext) -> None:
 
 
 def raise_mismatch(link: MessageLink, context: CallContext) -> NoReturn:
-    """Exchange the descriptions of all ranks' calls, and raise the error that lists them.
-
-    Raises:
-        CollectiveMismatchError: always.
-    """
+    """Exchange the descriptions of all ranks' calls, and raise the error that lists them."""
     mine = f"{context.call}{_DETAILS}{context.describe()[:_MAX_DETAILS]}"
     link.begin(context.seq, DIFFERENT, context.wait)
     calls = [tuple(text.split(_DETAILS, 1)) for text in link.exchange_descriptions(mine)]

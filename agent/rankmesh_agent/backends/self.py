@@ -64,6 +64,3 @@ class SelfBackend(Backend):
             algorithm(*arguments)
         except CallMismatchError:
             raise mismatch_error(context, [(str(context.call), context.describe())]) from None
-
-    def close(self) -> None:
-        """Does nothing: there are no resources."""

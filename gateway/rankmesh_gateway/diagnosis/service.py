@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -16,9 +17,10 @@ from rankmesh_gateway.diagnosis.frames import location_of
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import add_snapshots
 from rankmesh_gateway.diagnosis.stalls import find_stalls
-from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, Finding, NoAnswer, RankDetails, StragglerReport
+from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, Finding, NoAnswer, RankDetails, StragglerReport, Timeline
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.stragglers.lateness import find_stragglers, slow_links
+from rankmesh_gateway.stragglers.timeline import timeline_of
 
 PATIENCE_SECONDS = 1.0
 """Time in which an agent must answer."""
@@ -102,18 +104,32 @@ class DiagnosisService:
             patience: seconds in which an agent must answer.
             links: whether to watch for slow links, for WATCH_SECONDS, if no rank is late.
         """
-        details = await self.snapshots(job, (), patience, records=True)
-        by_job: dict[str, list[RankDetails]] = {}
-        for each in details:
-            if each.snapshot is not None:
-                by_job.setdefault(each.job, []).append(each)
+        by_job, silent = await self._records(job, patience)
         usage = {name: self._registry.usage(name) for name in by_job}
         found = await asyncio.to_thread(
             lambda: [each for name, ranks in by_job.items() for each in find_stragglers(ranks, usage[name], seconds)]
         )
         for name in by_job.keys() - {each.job for each in found} if links else ():
             found += slow_links(name, await asyncio.to_thread(self._waits, name, patience), usage[name])
-        return StragglerReport(found, [NoAnswer(each.rank, each.error) for each in details if each.snapshot is None])
+        return StragglerReport(found, [no for of_job in silent.values() for no in of_job])
+
+    async def timelines(self, job: str | None, seconds: float, patience: float) -> list[Timeline]:
+        """Return what the ranks of one job or of each have spent the last seconds on; see ``stragglers``."""
+        by_job, silent = await self._records(job, patience)
+        found = await asyncio.to_thread(lambda: [timeline_of(ranks, seconds) for ranks in by_job.values()])
+        return [replace(each, silent=silent.get(each.job, [])) for each in found]
+
+    async def _records(
+        self, job: str | None, patience: float
+    ) -> tuple[dict[str, list[RankDetails]], dict[str, list[NoAnswer]]]:
+        """Return the ranks that answer, with the calls that their flight recorders keep, and the others, by job."""
+        answers, silent = defaultdict[str, list[RankDetails]](list), defaultdict[str, list[NoAnswer]](list)
+        for each in await self.snapshots(job, (), patience, records=True):
+            if each.snapshot is None:
+                silent[each.job].append(NoAnswer(each.rank, each.error))
+            else:
+                answers[each.job].append(each)
+        return answers, silent
 
     def _waits(self, job: str, patience: float) -> dict[int, RankWaits]:
         """Return the ranks that each rank of a job waits for, of those that answer."""
@@ -188,5 +204,6 @@ def _place(report: RankReport) -> str:
 
 def _diagnosed(report: RankReport) -> DiagnosedRank:
     answers = report.snapshot is not None
+    process = "" if answers else report.outside.state
     place = report.job, report.epoch, report.rank, report.host, report.pid
-    return DiagnosedRank(*place, report.state, answers, report.error, report.process)
+    return DiagnosedRank(*place, report.state, answers, report.error, process)

@@ -50,7 +50,7 @@ def add_snapshots(
     try:
         list(pool.map(lambda report: _add_snapshot(report, service, token, patience, end), reports))
         silent = {report.rank: report for report in reports if report.error and report.rank >= 0}
-        unseen = [report for report in silent.values() if not report.process]
+        unseen = [report for report in silent.values() if not report.outside.state]
         asked = [each for each in neighbours if each.rank not in silent and each.state == "alive"]
         list(pool.map(lambda report: _ask_neighbour(report, asked, token, patience), unseen))
     finally:
@@ -84,7 +84,6 @@ def _add_snapshot(report: RankReport, service: Service, token: str, patience: fl
         report.error = _no_answer(error, patience)
         if report.local:
             report.outside = process.view(report.pid, patience)
-            report.process = report.outside.state
             if report.observed:
                 _add_view(report, report.outside)
 
@@ -98,7 +97,7 @@ def _add_view(report: RankReport, view: ProcessView) -> None:
     elif view.state in ("-", "Z", "X"):
         report.state = "left"  # its observer is about to report how
     else:
-        report.process, report.error = view.state, view.no_stacks or "its process does not run"
+        report.error = view.no_stacks or "its process does not run"
 
 
 def _ask_neighbour(report: RankReport, others: Sequence[RankReport], token: str, patience: float) -> None:
@@ -110,7 +109,6 @@ def _ask_neighbour(report: RankReport, others: Sequence[RankReport], token: str,
             attachment = rank_attachment(report.rank)
             found = fetch_snapshot(other.url, for_job(token, report.job), patience, Service.PROCESS, attachment)
             report.outside = json_text.convert(ProcessView, found)
-            report.process = report.outside.state
 
 
 def fetch_snapshot(

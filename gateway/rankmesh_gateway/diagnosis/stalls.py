@@ -108,9 +108,9 @@ def _cause(
     if view.reports[rank].state == NO_DUMP:
         return ("silent", view.reports[rank].error)
     if rank in view.silent:
-        process, frozen = view.reports[rank].process, view.reports[rank].outside.frozen
-        stopped = frozen or process in ("T", "t")
-        return ("stopped" if stopped else "ended" if process in ("-", "Z", "X") else "silent", rank)
+        outside = view.reports[rank].outside
+        stopped = outside.frozen or outside.state in ("T", "t")
+        return ("stopped" if stopped else "ended" if outside.state in ("-", "Z", "X") else "silent", rank)
     if rank not in view.snapshots:
         return None
     store = [wait for wait in view.waits[rank] if wait.kind == "store"]

@@ -52,7 +52,6 @@ class RankRecord:
         failed_since: the clock at the first report of a group's failure, by group id.
         logged_state: its state in the event log.
         parent: see JoinRequest.
-        process: see Heartbeat.
         waiters: the joins of its process that wait for its world to be complete.
     """
 
@@ -75,7 +74,6 @@ class RankRecord:
     failed_since: dict[str, float] = field(default_factory=dict)
     logged_state: RankState | None = None
     parent: str = ""
-    process: str = ""
     waiters: set[Future[JoinReply]] = field(default_factory=set)
 
     def state(self, now: float) -> RankState:
@@ -107,7 +105,7 @@ class RankRecord:
         """Record a heartbeat, but for its groups; the reply with the interval may be lost: the longer one counts."""
         self.last_seen = self.reported_at = now
         self.joining = False
-        self.watches_peers, self.usage, self.process = beat.watches_peers, beat.usage, beat.process
+        self.watches_peers, self.usage = beat.watches_peers, beat.usage
         self.interval, self.told_interval = max(self.told_interval, interval), interval
 
     def report_groups(self, reported: Sequence[GroupInfo], ended: Sequence[GroupInfo], now: float) -> None:
@@ -158,12 +156,13 @@ class RankRecord:
             self.reported_at, self.usage, {id: (each.seq, each.seconds) for id, each in self.groups.items()}
         )
 
-    def info(self, job: str, epoch: int, now: float, slow: float = 0.0) -> RankInfo:
+    def info(self, job: str, epoch: int, now: float, slow: float = 0.0, usage: ResourceUsage | None = None) -> RankInfo:
         """Return the record as the HTTP interface shows it."""
         state = self.state(now)
+        usage = usage if state == "alive" else None  # that of a silent rank is old
         reason = self.reason or (self._silent(now) if state == "failed" else "")
         age = self.silence(now)
-        return RankInfo(job, epoch, state, age, reason, self.member, self.failed_ranks, slow, self.process)
+        return RankInfo(job, epoch, state, age, reason, self.member, self.failed_ranks, slow, usage)
 
     def _silent(self, now: float) -> str:
         return f"{NO_HEARTBEAT} for {self.silence(now):.1f} s"

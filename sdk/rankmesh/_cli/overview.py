@@ -155,7 +155,7 @@ def tables(overview: Overview) -> list[Table]:
                 f"{seconds(each['heartbeat_age'])} ago",
                 f"{each['slow']:.0%}" if each.get("slow", 0.0) >= SLOW else "",
                 each["member"]["http"],
-                each.get("process", ""),
+                process_text(each),
                 each["reason"],
             ]
             for each in overview["ranks"]
@@ -164,6 +164,14 @@ def tables(overview: Overview) -> list[Table]:
     ).without_empty_column(_PROCESS)
     others = _agent_table(overview["agents"]), group_table(overview["groups"]), inflight_table(overview["inflight"])
     return [compact(world.without_empty_column(_SLOW)), *others]
+
+
+def process_text(rank: Mapping[str, Any]) -> str:
+    """Return state, CPU use and memory of the process of an observed rank; empty for others."""
+    usage = rank.get("usage")
+    if not usage or not rank["member"].get("observed"):
+        return ""
+    return f"{usage['state']}, {usage['cpu']:.0%} of a core, {usage['memory'] >> 20} MiB"
 
 
 def _agent_table(agents: Iterable[Mapping[str, Any]]) -> Table:

@@ -10,7 +10,6 @@ from msgspec import Meta
 from rankmesh_agent.wire.fields import MAX_INTEGER, MAX_WORLD_SIZE, Body, Integer, Name, Text
 
 LAUNCHER_SECONDS = 0.5
-"""Interval of a launcher's heartbeats."""
 STARTING = -1
 """Attempt of a launcher that has not started any rank yet."""
 NO_NODE = -1
