@@ -276,12 +276,16 @@ class _Starter:
             number,
             job.command(number),
             recorded({**job.environment(number, os.environ), VARIABLE: self._failure_file, **variables}),
-            stdin=None if number == job.ranks.start or os.isatty(0) else subprocess.DEVNULL,
+            stdin=None if self._reads_stdin(number) else subprocess.DEVNULL,
             outputs=self._outputs.of_rank(number - job.ranks.start, job.attempt),
             before_exec=self._before_exec,
         )
         self._cleanup.callback(rank.release)
         return rank
+
+    def _reads_stdin(self, number: int) -> bool:
+        debugged = self._job.options.pdb
+        return number == debugged if debugged is not None else number == self._job.ranks.start or os.isatty(0)
 
     def replace(self, rank: Rank) -> tuple[Rank, str] | None:
         """Start a process in place of a rank that has failed; return it with a remark, None if there is none left."""

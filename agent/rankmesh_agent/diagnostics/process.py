@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rankmesh_agent.diagnostics.stacks import OWN_PACKAGES, origin
+from rankmesh_agent.net.callers import OWN_PACKAGES, origin
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.schemas import ResourceUsage, StackFrame, ThreadStack
 from rankmesh_agent.wire.snapshot import ProcessView

@@ -143,7 +143,7 @@ class Screen:
         for each in self.answers.overview["ranks"]:
             member = each["member"]
             key = each["job"], each["epoch"], member["rank"], member["pid"]
-            age, doing = _doing(self.answers.ranks.get(key))
+            age, doing = doing_of(self.answers.ranks.get(key))
             usage = each.get("usage") or {}
             values = {name: usage[of] for name, of in _USAGE.items() if of in usage} | age
             if key[:3] in calls:
@@ -164,7 +164,7 @@ class Screen:
         return compact(Table(world.title, columns, marked[begin : begin + room], world.empty))
 
 
-def _doing(details: Details | None) -> tuple[dict[str, float], str]:
+def doing_of(details: Details | None) -> tuple[dict[str, float], str]:
     """Return for how long a rank is in a call, if it is in one, and where it is: there, or in a line of the user's."""
     if details is None or (snapshot := details["snapshot"]) is None:
         return {}, "" if details is None else "; ".join(filter(None, (details["error"], details["place"])))
