@@ -187,7 +187,7 @@ class RendezvousState:
         return known
 
     def _replace(self, new: _Launcher) -> None:
-        """Have a new launcher take the place of the one that had its node, whose ranks have ended with it, if they ran."""
+        """Have a new launcher take the place of the one with its node, whose ranks, if they ran, have ended with it."""
         for old in [each for each in self._launchers.values() if each.node == new.node != NO_NODE]:
             del self._launchers[old.instance]
             self._replaced[old.instance] = old.node
