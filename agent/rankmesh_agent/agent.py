@@ -294,7 +294,9 @@ class Agent:
 
     # The end
 
-    def close(self, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = "") -> None:
+    def close(
+        self, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = "", place: str = ""
+    ) -> None:
         """Leave the job: end the groups, report it to peers and gateway, stop the threads. Only once.
 
         Args:
@@ -303,6 +305,7 @@ class Agent:
             failed: whether the process whose rank this is has died: then the other ranks' groups with it end, too.
             raised: whether an exception has ended it: these groups end, too.
             exit_text: without a reason: how the process ends, for the errors of ranks that still wait for it.
+            place: the line of the user's code that raised the exception, for the gateway.
         """
         if self._leaving:
             return
@@ -323,7 +326,7 @@ class Agent:
                     exit_text = after_error(exit_text, self.recorder.last_error())
                 self.group_registry.leave()
                 goodbye = _goodbye(reason or exit_text, failed, raised, first, failed_ranks)
-                self._job.leave(reason, goodbye, failed_ranks)
+                self._job.leave(f"{reason}, at {place}" if reason and place else reason, goodbye, failed_ranks)
 
     def end_in_child(self) -> None:
         """End the groups in a forked child, without a message to other processes."""
@@ -339,7 +342,7 @@ class Agent:
         self._liveness.pass_on()
         if self.engine.on_demand:
             self.engine.progress()  # what concerns all ranks is passed on also by those that compute
-        usage = None if self._own_http is None else process.own_usage()
+        usage = None if self._own_http is None else process.usage_of()
         restart = self._job.send_heartbeat(self.groups(), lost, usage=usage)
         if restart is not None:
             self.group_registry.abort_all(restart)

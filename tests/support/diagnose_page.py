@@ -1,4 +1,4 @@
-"""The table of docs/diagnose.md, which tests compare with what the command writes."""
+"""The table of docs/stuck-job.md, which tests compare with what the command writes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import runpy
 import socket
 from pathlib import Path
 
+from support.consoles import below
 from support.me import Me
 
-_PAGE = Path(__file__).parents[2] / "docs/diagnose.md"
+_PAGE = Path(__file__).parents[2] / "docs/stuck-job.md"
 
 
 SCRIPT = "train_loop.py"
@@ -70,8 +71,8 @@ def run_script(me: Me) -> None:
 
 def page_rows(column: int = 0) -> dict[str, str]:
     """Return a column of the table, by the kind of stuck job: the command's lines, separated by <br>."""
-    section = _PAGE.read_text().partition("## What it reports\n")[2].partition("\n## ")[0]
-    rows = [line[2:-2].split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    lines = below(_PAGE.read_text(), "What it reports").splitlines()
+    rows = [line[2:-2].split(" | ") for line in lines if line.startswith("| ")]
     return {title: cells[column] for title, *cells in rows[1:]}
 
 

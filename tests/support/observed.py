@@ -1,4 +1,4 @@
-"""Kinds of stuck jobs, and those of other libraries under ``rankmesh observe``: columns of docs/diagnose.md's table.
+"""Kinds of stuck jobs, and those of other libraries under ``rankmesh observe``: columns of docs/stuck-job.md's table.
 
 They are written by their tests: 'PYTHONPATH=tests python -m mpi.test_observe' prints mpi4py's.
 """

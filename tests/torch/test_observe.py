@@ -1,4 +1,4 @@
-"""``rankmesh observe`` of torch's gloo under torchrun: a column of docs/diagnose.md's table."""
+"""``rankmesh observe`` of torch's gloo under torchrun: a column of docs/stuck-job.md's table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m tools.faults.page OURS GLOOS`` writes the table of docs/reliability.md from two results of ``--json``."""
+"""``python -m tools.faults.page OURS GLOOS``: the table of docs/failure-model.md, from two results of ``--json``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.faults.kinds import KINDS
 from tools.faults.run import Outcome
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "failure-model.md"
 _TABLE = re.compile(r"(<!-- table: begin -->\n).*(<!-- table: end -->)", re.DOTALL)
 _HEADINGS = ("fault", "runs", "hangs", "wrong", "named", "seconds", "leaks", "went on", "gloo: runs", "hangs", "named")
 

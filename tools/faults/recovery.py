@@ -2,7 +2,7 @@
 
 A round starts four ranks that train on the digits, kills one, or a host with two, at a random moment, and waits for the
 end. The job must end as an undisturbed one does, and leave nothing behind. The rounds are one after the other, each
-drawn from its seed, and the kinds take turns. ``--page FILE...`` writes the table of docs/elastic.md from results of
+drawn from its seed, and the kinds take turns. ``--page FILE...`` writes docs/fault-tolerance.md's table from results of
 ``--json``.
 """
 
@@ -33,7 +33,7 @@ from support.me import wait_until
 from support.network_hosts import network_hosts
 from support.processes import Ranks, free_port
 
-PAGE = Path(__file__).parents[2] / "docs" / "elastic.md"
+PAGE = Path(__file__).parents[2] / "docs" / "fault-tolerance.md"
 _TABLE = re.compile(r"(<!-- rounds: begin -->\n).*(<!-- rounds: end -->)", re.DOTALL)
 RANK = Path(__file__).with_name("recovery_rank.py")
 SIZE = 4
@@ -394,7 +394,7 @@ def _seconds(outcomes: Sequence[Outcome], what: str, choose: Callable[[list[floa
 
 
 def write_page(paths: Sequence[str]) -> None:
-    """Write the table of docs/elastic.md from results."""
+    """Write the table of docs/fault-tolerance.md from results."""
     runs = [json.loads(Path(path).read_text()) for path in paths]
     outcomes = [Outcome(**each) for run in runs for each in run["outcomes"]]
     machine = "; ".join(dict.fromkeys(run["machine"] for run in runs))
@@ -421,7 +421,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="of each kind; by default 50 of shrink, 20 of the others")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--json", help="write the outcomes to this file, after each round")
-    parser.add_argument("--page", nargs="+", metavar="FILE", help="write the table of docs/elastic.md, run nothing")
+    parser.add_argument("--page", nargs="+", metavar="FILE", help=f"write the table of {PAGE.name}, run nothing")
     options = parser.parse_args(arguments)
     if options.page:
         write_page(options.page)

@@ -165,6 +165,7 @@ class Settings:
         flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
         dump_dir: RANKMESH_DUMP_DIR, directory to which a rank writes a dump when a group fails; none if empty.
         failure_file: RANKMESH_FAILURE_FILE, set by the launcher: where a rank reports which other ranks ended it.
+        pdb: RANKMESH_PDB, set by the launcher: whether an uncaught exception starts pdb in this rank.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
 
@@ -204,6 +205,7 @@ class Settings:
     flight_recorder: int = _number("RANKMESH_FLIGHT_RECORDER", 1000, at_most=1 << 20)
     dump_dir: str = _text("RANKMESH_DUMP_DIR", "")
     failure_file: str = _text("RANKMESH_FAILURE_FILE", "")
+    pdb: bool = _variable(False, lambda environ: bool(integer(environ, "RANKMESH_PDB", at_most=1)))
     debug: str = _variable("OFF", _debug)
 
     @classmethod

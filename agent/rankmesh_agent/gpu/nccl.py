@@ -12,6 +12,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -25,7 +26,7 @@ from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.gpu import exchange
 from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline, in_thread
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, ReduceOp
 
@@ -353,25 +354,12 @@ class NcclBackend(Backend):
 
 def _run_with_deadline(deadline: Deadline, function: Callable[[], T], check: Callable[[], None], purpose: str) -> T:
     """Call a function that cannot be interrupted, in a thread, abandoned if ``check`` raises or at the deadline."""
-    results: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="rankmesh-nccl-init", daemon=True)
-    thread.start()
-    while thread.is_alive() and not deadline.expired():
-        thread.join(_POLL_SECONDS)
+    future = in_thread("rankmesh-nccl-init", function)
+    while not wait([future], _POLL_SECONDS).done:
         check()
-    if failed:
-        raise failed[0]
-    if not results:
-        raise CollectiveTimeoutError(f"{purpose}: NCCL did not connect them within {deadline.seconds:.1f} s")
-    return results[0]
+        if deadline.expired():
+            raise CollectiveTimeoutError(f"{purpose}: NCCL did not connect them within {deadline.seconds:.1f} s")
+    return future.result()
 
 
 @contextlib.contextmanager

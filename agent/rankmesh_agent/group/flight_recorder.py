@@ -124,9 +124,10 @@ class FlightRecorder:
 
     def _last(self) -> Record | None:
         try:
-            return self.latest[-1]
+            found: Record = self.latest[-1]
         except IndexError:
             return None
+        return found
 
     def add_group(self, group: RecordedGroup) -> None:
         """Read a group from now on."""

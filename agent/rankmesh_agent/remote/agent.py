@@ -169,7 +169,7 @@ class RemoteAgent:
         """The job's store, by way of the agent."""
         return SessionStore(self._client)
 
-    def close(self, reason: str = "", *, raised: bool = False, exit_text: str = "") -> None:
+    def close(self, reason: str = "", *, raised: bool = False, exit_text: str = "", place: str = "") -> None:
         """See Agent.close: the agent leaves for this process, and is free again. Does nothing the second time."""
         if self._client.left:
             return
@@ -183,7 +183,7 @@ class RemoteAgent:
                 self._client.left = True
                 for group in self._groups:
                     group.state.mark_destroyed()
-                self._client.release(Release(reason, raised, exit_text))
+                self._client.release(Release(reason, raised, exit_text, place))
 
     def end_in_child(self) -> None:
         """End the groups in a forked child, without a message to the agent."""

@@ -15,7 +15,7 @@ from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JoinTerms
-from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline, in_thread
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseTerms
@@ -120,14 +120,7 @@ class LeaseManager:
             self._active = active
         _log.info("agent %r is leased %s", self._name, _holder(active.lease))
         self._on_change()
-
-        def join() -> None:
-            try:
-                active.joining.set_result(self._join(active))
-            except BaseException as error:
-                active.joining.set_exception(error)
-
-        threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
+        in_thread("rankmesh-lease", self._join, active, into=active.joining)
         return active
 
     def grow(self, active: ActiveLease, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:

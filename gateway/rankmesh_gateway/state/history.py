@@ -21,12 +21,7 @@ _MAX_LOAD = 0.01
 
 
 class History:
-    """Samples of the rates, the scores of ranks, and held-up calls and slow ranks in the event log.
-
-    Args:
-        writer: logs calls that are held up, and that have ended since, and slow ranks.
-        processor_clock: seconds of processor time; tests pass their own.
-    """
+    """Samples of the rates, the scores of ranks, and held-up calls and slow ranks in the event log."""
 
     def __init__(self, writer: EventWriter, processor_clock: Callable[[], float] = time.thread_time) -> None:
         self._writer = writer

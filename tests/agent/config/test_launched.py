@@ -7,23 +7,12 @@ import pytest
 from rankmesh_agent.config import launched
 from rankmesh_agent.config.settings import Settings
 
-MADE = launched.recorded(
-    {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-        "TORCHELASTIC_RUN_ID": "job",
-        "RANKMESH_GATEWAY": "http://127.0.0.1:29500",
-        "RANKMESH_BIND": "127.0.0.1",
-        "RANKMESH_JOB": "job",
-        "RANKMESH_ATTEMPT": "1",
-        "RANKMESH_JOIN": "1",
-        "RANKMESH_FAILURE_FILE": "/proc/1/fd/3",
-        "RANKMESH_TOKEN": "the secret of all",
-    }
+VARIABLES = (
+    "RANK=1,WORLD_SIZE=2,LOCAL_RANK=1,MASTER_ADDR=127.0.0.1,MASTER_PORT=29500,TORCHELASTIC_RUN_ID=job,"
+    "RANKMESH_GATEWAY=http://127.0.0.1:29500,RANKMESH_BIND=127.0.0.1,RANKMESH_JOB=job,RANKMESH_ATTEMPT=1,"
+    "RANKMESH_JOIN=1,RANKMESH_FAILURE_FILE=/proc/1/fd/3,RANKMESH_TOKEN=the secret of all"
 )
+MADE = launched.recorded(dict(variable.split("=") for variable in VARIABLES.split(",")))
 PLACE = ("gateway", "bind", "join", "failure_file", "elastic_run")
 
 
@@ -71,11 +60,8 @@ def test_a_launcher_begins_without_the_variables_of_the_one_around_it():
         MADE | {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANKMESH_TIMEOUT": "7", "RANKMESH_JOB": "x"}
     )
     assert kept["RANKMESH_TIMEOUT"] == "7"
-    assert {name for name in kept if name.startswith("RANKMESH_")} == {
-        "RANKMESH_TOKEN",
-        "RANKMESH_TIMEOUT",
-        "RANKMESH_JOB",
-    }
+    ours = {name for name in kept if name.startswith("RANKMESH_")}
+    assert ours == {"RANKMESH_TOKEN", "RANKMESH_TIMEOUT", "RANKMESH_JOB"}
     assert not any(name.startswith("TORCHELASTIC_") for name in kept)
 
 
@@ -89,13 +75,7 @@ def test_the_address_of_the_launchers_gateway(host, port, is_it):
 
 
 def test_without_a_launcher_everything_counts():
-    environ = {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "MASTER_PORT": "1",
-        "RANKMESH_GATEWAY": "http://node7:1",
-        "RANKMESH_JOIN": "1",
-    }
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1", "RANKMESH_GATEWAY": "http://node7:1"}
     assert launched.counting(environ) == environ
     assert launched.elsewhere(environ) == environ
     assert launched.unlaunched(environ) == environ

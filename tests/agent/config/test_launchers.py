@@ -23,49 +23,32 @@ from rankmesh_agent.config.launchers import (
 )
 from rankmesh_agent.config.settings import Settings
 
-MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "prterun-vm-28285@1",
-    "PMIX_RANK": "3",
-}
-MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "6", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-BATCH_SCRIPT = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NTASKS": "8",
-    "SLURM_PROCID": "0",
-    "SLURM_TASKS_PER_NODE": "4(x2)",
-}
-SALLOC = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"}
-INTERACTIVE_STEP = {
-    **SALLOC,
-    "SLURM_PROCID": "0",
-    "SLURM_STEP_ID": "4294967290",
-    "SLURM_STEP_NODELIST": "n1",
-    "SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "1",
-}
-SINGLE_TASK = {**BATCH_SCRIPT, "SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
-SRUN = {
-    **BATCH_SCRIPT,
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-    "SLURM_NTASKS": "3",
-    "SLURM_PROCID": "2",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "n[1-2]",
-    "SLURM_STEP_NUM_TASKS": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "2,1",
-}
-PMI2 = {**SRUN, "PMI_RANK": "2", "PMI_SIZE": "3", "PMI_JOBID": "7.0", "PMI_FD": "13"}
-DAEMON = {**SRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "1"}
+
+def env(text: str, base: dict[str, str] | None = None) -> dict[str, str]:
+    return (base or {}) | dict(variable.split("=", 1) for variable in text.split())
+
+
+MPIRUN = env(
+    "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
+    "PMIX_NAMESPACE=prterun-vm-28285@1 PMIX_RANK=3"
+)
+MPICH = env("PMI_RANK=3 PMI_SIZE=4 PMI_FD=6 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
+SALLOC = env("SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n[1-2] SLURM_NTASKS=8 SLURM_TASKS_PER_NODE=4(x2)")
+BATCH_SCRIPT = env("SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_PROCID=0", SALLOC)
+INTERACTIVE_STEP = env(
+    "SLURM_PROCID=0 SLURM_STEP_ID=4294967290 SLURM_STEP_NODELIST=n1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1",
+    SALLOC,
+)
+SINGLE_TASK = env("SLURM_JOB_NODELIST=n1 SLURM_NTASKS=1 SLURM_TASKS_PER_NODE=1", BATCH_SCRIPT)
+SRUN = env(
+    "SLURM_NODEID=1 SLURM_NTASKS=3 SLURM_PROCID=2 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_STEP_NUM_TASKS=3 "
+    "SLURM_STEP_TASKS_PER_NODE=2,1",
+    BATCH_SCRIPT,
+)
+PMI2 = env("PMI_RANK=2 PMI_SIZE=3 PMI_JOBID=7.0 PMI_FD=13", SRUN)
+DAEMON = env("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=1", SRUN)
 """An MPI's own process on the second node, which srun starts there to start ranks."""
-POD = {"JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+POD = env("JOB_COMPLETION_INDEX=3 WORLD_SIZE=4 KUBERNETES_SERVICE_HOST=10.96.0.1")
 
 STARTED = {
     "Open MPI": (MPIRUN, OPEN_MPI, (3, 4, 1, 2)),
@@ -143,24 +126,12 @@ WRONG = {
         without(MPIRUN, "OMPI_COMM_WORLD_RANK"),
         "Open MPI started this process (OMPI_COMM_WORLD_SIZE=4), but OMPI_COMM_WORLD_RANK is missing",
     ),
-    "Open MPI, no size": (
-        without(MPIRUN, "OMPI_COMM_WORLD_SIZE"),
-        "Open MPI started this process (OMPI_COMM_WORLD_RANK=3), but OMPI_COMM_WORLD_SIZE is missing",
-    ),
+    "Open MPI, no size": (without(MPIRUN, "OMPI_COMM_WORLD_SIZE"), "but OMPI_COMM_WORLD_SIZE is missing"),
     "PMI, no size": (without(MPICH, "PMI_SIZE"), "started this process (PMI_RANK=3), but PMI_SIZE is missing"),
-    "srun, no size": (
-        without(SRUN, "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
-        "Slurm started this process (SLURM_PROCID=2), but SLURM_NTASKS is missing",
-    ),
+    "srun, no size": (without(SRUN, "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"), "2), but SLURM_NTASKS is missing"),
     "srun, no rank": (without(SRUN, "SLURM_PROCID"), "(SLURM_STEP_NUM_TASKS=3), but SLURM_PROCID is missing"),
-    "batch script": (
-        BATCH_SCRIPT,
-        "runs in a Slurm job (SLURM_JOB_ID=7, SLURM_PROCID=0, SLURM_NTASKS=8, SLURM_LOCALID=0), but not",
-    ),
-    "salloc": (
-        SALLOC,
-        "runs in a Slurm job (SLURM_JOB_ID=7, SLURM_NTASKS=8), but not as a task of srun",
-    ),
+    "batch script": (BATCH_SCRIPT, "(SLURM_JOB_ID=7, SLURM_PROCID=0, SLURM_NTASKS=8, SLURM_LOCALID=0), but not"),
+    "salloc": (SALLOC, "runs in a Slurm job (SLURM_JOB_ID=7, SLURM_NTASKS=8), but not as a task of srun"),
     "salloc on the first node": (INTERACTIVE_STEP, "but not as a task of srun: start it with 'srun python …'"),
     "a pod of how many": (without(POD, "WORLD_SIZE"), "(JOB_COMPLETION_INDEX=3), but does not provide their number"),
     "more than there are": (

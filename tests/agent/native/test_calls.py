@@ -36,21 +36,20 @@ def read_only() -> Any:
     return array
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.ones(8, np.float32)[::2],
-        np.ones((2, 2), np.float32),
-        np.ones(5, np.float32),
-        np.ones(4, np.int32),
-        np.ones(4, ">f4"),
-        np.ones(17, np.uint8)[1:].view(np.float32),
-        np.ones(4, np.float32).view(type("Other", (np.ndarray,), {})),
-        read_only(),
-        [1.0] * 4,
-    ],
-    ids=["strided", "2-D", "longer", "other dtype", "other order", "unaligned", "subclass", "read-only", "list"],
-)
+NOT_KNOWN = {
+    "strided": np.ones(8, np.float32)[::2],
+    "2-D": np.ones((2, 2), np.float32),
+    "longer": np.ones(5, np.float32),
+    "other dtype": np.ones(4, np.int32),
+    "other order": np.ones(4, ">f4"),
+    "unaligned": np.ones(17, np.uint8)[1:].view(np.float32),
+    "subclass": np.ones(4, np.float32).view(type("Other", (np.ndarray,), {})),
+    "read-only": read_only(),
+    "list": [1.0] * 4,
+}
+
+
+@pytest.mark.parametrize("array", NOT_KNOWN.values(), ids=NOT_KNOWN)
 def test_arrays_that_it_does_not_know(array: Any) -> None:
     group = Group()
     assert group.plan(SUM, all_reduce.small_segment)

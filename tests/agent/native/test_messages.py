@@ -90,49 +90,30 @@ def read_only() -> Any:
     return array
 
 
-@pytest.mark.parametrize(
-    ("array", "tag", "other"),
-    [
-        (np.ones(8)[::2], 0, 0),
-        (np.ones((2, 2)), 0, 0),
-        (np.ones(17, np.uint8)[1:].view(np.float64), 0, 0),
-        (np.ones(4).view(type("Other", (np.ndarray,), {})), 0, 0),
-        (read_only(), 0, 0),
-        ([1.0] * 4, 0, 0),
-        (np.ones(4, ">f8"), 0, 0),
-        (np.ones(4, object), 0, 0),
-        (np.ones(4, np.longdouble), 0, 0),
-        (np.ones(EAGER // 8 + 1), 0, 0),
-        (np.ones(4), np.int64(0), 0),
-        (np.ones(4), 1 << 63, 0),
-        (np.ones(4), True, 0),
-        (np.ones(4), 0, np.int64(0)),
-        (np.ones(4), 0, 1),
-        (np.ones(4), 0, 2),
-        (np.ones(4), 0, ANY),
-    ],
-    ids=[
-        "strided",
-        "2-D",
-        "unaligned",
-        "subclass",
-        "read-only",
-        "list",
-        "other order",
-        "objects",
-        "padded",
-        "long",
-        "tag of NumPy",
-        "wide tag",
-        "tag of bool",
-        "rank of NumPy",
-        "itself",
-        "no rank",
-        "any rank",
-    ],
-)
-def test_arguments_that_it_does_not_know(pair: World, array: Any, tag: Any, other: Any) -> None:
-    assert not at_once(pair, 1, RECV, array, tag, other)
+NOT_KNOWN: dict[str, tuple[Any, ...]] = {
+    "strided": (np.ones(8)[::2],),
+    "2-D": (np.ones((2, 2)),),
+    "unaligned": (np.ones(17, np.uint8)[1:].view(np.float64),),
+    "subclass": (np.ones(4).view(type("Other", (np.ndarray,), {})),),
+    "read-only": (read_only(),),
+    "list": ([1.0] * 4,),
+    "other order": (np.ones(4, ">f8"),),
+    "objects": (np.ones(4, object),),
+    "padded": (np.ones(4, np.longdouble),),
+    "long": (np.ones(EAGER // 8 + 1),),
+    "tag of NumPy": (np.ones(4), np.int64(0)),
+    "wide tag": (np.ones(4), 1 << 63),
+    "tag of bool": (np.ones(4), True),
+    "rank of NumPy": (np.ones(4), 0, np.int64(0)),
+    "itself": (np.ones(4), 0, 1),
+    "no rank": (np.ones(4), 0, 2),
+    "any rank": (np.ones(4), 0, ANY),
+}
+
+
+@pytest.mark.parametrize("arguments", NOT_KNOWN.values(), ids=NOT_KNOWN)
+def test_arguments_that_it_does_not_know(pair: World, arguments: tuple[Any, ...]) -> None:
+    assert not at_once(pair, 1, RECV, *arguments)
 
 
 def fail(pair: World) -> None:

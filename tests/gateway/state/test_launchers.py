@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
 from support.gateway_requests import Clock
@@ -196,14 +195,15 @@ def test_a_spare_node_takes_the_place_of_a_lost_one():
     assert place(nodes.beat("c", "waiting")) == (1, 1, 2, 1), "no last call: the maximum is there"
 
 
-def test_a_gateway_that_was_started_anew_while_nodes_wait():
-    nodes = Nodes(2, 2)
-    nodes.options["min_nodes"] = 1
+def test_a_node_that_does_not_report_to_a_gateway_that_was_started_again():
+    nodes = Nodes(1, 2)
     nodes.start("a", "b")
-    nodes.running = {name: replace(reply, attempt=4, restarts=3) for name, reply in nodes.running.items()}
     nodes.table = LauncherRegistry(nodes.clock, threading.Lock())
-    assert nodes.beat("a", "waiting").attempt == 5
-    assert place(nodes.beat("b", "waiting")) == (5, 1, 2, 3)
+    assert nodes.silence("a").attempt == 0
+    reply = nodes.silence("a", seconds=1)
+    assert (reply.attempt, reply.restarts) == (1, 1)
+    assert reply.reason == "node 1 is lost: its launcher has been silent for 10 s"
+    assert nodes.change(0) == (reply.reason, [2, 3])
 
 
 def test_the_silence_of_a_gateway_that_was_suspended_is_no_loss():
@@ -213,13 +213,6 @@ def test_the_silence_of_a_gateway_that_was_suspended_is_no_loss():
     with nodes.table._lock:
         nodes.table.excuse(60)
     assert nodes.beat("a", "running").attempt == 0
-
-
-def test_the_next_run_of_a_job_begins_with_a_new_attempt():
-    nodes = Nodes(1, 2, last_call=0)
-    nodes.start("a")
-    assert nodes.beat("a", "ended").over
-    assert place(nodes.beat("b", "waiting")) == (1, 0, 1, 0)
 
 
 @pytest.mark.parametrize("option", [{"nodes": 4}, {"min_nodes": 2}, {"nproc": 3}, {"max_restarts": 5}])

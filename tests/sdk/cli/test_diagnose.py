@@ -1,4 +1,4 @@
-"""``rankmesh diagnose`` of stuck jobs; docs/diagnose.md has its report on each kind.
+"""``rankmesh diagnose`` of stuck jobs; docs/stuck-job.md has its report on each kind.
 
 The page's table is this test's: 'PYTHONPATH=tests python -m sdk.cli.test_diagnose' prints it.
 """

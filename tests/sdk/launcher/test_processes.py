@@ -242,6 +242,40 @@ def test_pdb_on_any_rank_reads_the_terminal(job: Job) -> None:
     os.close(screen)
 
 
+def test_pdb_starts_where_the_rank_of_the_option_fails(job: Job) -> None:
+    job.script("""
+        import rankmesh as dist
+        dist.init_process_group()
+        if rank:
+            breakpoint()
+            raise ValueError(f"odd {rank}")
+        dist.barrier()
+    """)
+    screen, terminal = pty.openpty()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "rankmesh.run", "--nproc-per-node=3", "--pdb=2", "--failure-grace=0", "script.py"],
+        cwd=job.folder,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    job.launchers.append(launcher)
+    see = Screen(screen).see
+    see(b"[rank 1]   pdb reads /dev/null: 'rankmesh run --pdb 1' passes its stdin on")
+    see(b"the others may go on until rank 2 ends (--pdb)")
+    os.write(screen, b"p 6 * 7\n")
+    see(b"[rank 2] (Pdb) 42")
+    os.write(screen, b"c\n")
+    see(b"[rank 2] ValueError: odd 2")
+    os.write(screen, b"p 7 * 8\n")
+    see(b"[rank 2] (Pdb) 56")
+    os.write(screen, b"q\n")
+    see(b"rank 1 failed first: exit code 1")
+    assert launcher.wait(DEADLINE) == 1
+    os.close(screen)
+
+
 def test_pdb_without_a_terminal_says_what_to_do(job: Job) -> None:
     job.script("""
         import rankmesh as dist

@@ -42,6 +42,7 @@ class LauncherHeartbeat(Body):
         hosts_gateway: whether the gateway is in the launcher's process.
         host: its host name, for messages.
         torchrun: whether it is a torchrun: its nodes have no numbers of their own, and it needs a store.
+        awaits: the attempt of the last reply, of an earlier gateway perhaps; of a spare node the one before that.
     """
 
     job: Name
@@ -59,6 +60,7 @@ class LauncherHeartbeat(Body):
     hosts_gateway: bool = False
     host: Text = ""
     torchrun: bool = False
+    awaits: _FromMinusOne = STARTING
 
 
 @dataclass

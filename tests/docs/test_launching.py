@@ -1,4 +1,4 @@
-"""docs/clusters.md: its examples are the files, and the manifest works as far as that shows without a cluster."""
+"""docs/launching.md: its examples are the files, and the manifest works as far as that shows without a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankmesh_agent.config.settings import Settings
 yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifest; it comes with the development dependencies")
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "clusters.md").read_text()
+PAGE = (ROOT / "docs" / "launching.md").read_text()
 KUBERNETES = ROOT / "examples" / "kubernetes"
 MANIFEST = KUBERNETES / "job" / "average.yaml"
 

@@ -1,4 +1,4 @@
-"""Generator of docs/api.md, the table of torch.distributed's names in rankmesh; ``make docs`` runs it.
+"""Generator of docs/compatibility.md, the table of torch.distributed's names in rankmesh; ``make docs`` runs it.
 
 It checks that each name of torch.distributed, and each attribute of its classes, exists, and takes torch's arguments in
 torch's order. The tables below have the differences in meaning, and the reasons for missing names. A missing name
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).with_name("api.md")
+PAGE = Path(__file__).with_name("compatibility.md")
 
 REFERENCE = """
 all_gather all_gather_into_tensor all_gather_multigpu all_gather_object all_reduce all_reduce_multigpu all_to_all
@@ -277,7 +277,7 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def page() -> str:
-    """Return docs/api.md."""
+    """Return docs/compatibility.md."""
     states = {name: compare(name, torch_object(name)) for name in torch_names()}
     by_state = {state: [name for name in states if states[name] == state] for state in ("done", "differs", "not here")}
     for name in (*(ours for ours, _ in BESIDE.values()), *OURS):
@@ -287,12 +287,13 @@ def page() -> str:
     count = {state: len(names) for state, names in by_state.items()}
     return "\n".join(
         [
-            "# Names of torch.distributed in rankmesh",
+            "# Compatibility with torch",
             "",
-            "Written by `make docs` from torch 2.13 to 2.15, the attributes of their classes included, and the pages",
-            "of torch 2.1; do not edit. A name takes torch's arguments in torch's order, often more behind them",
-            "(`timeout=`), and arrays of every container in torch's tensors' place. **Bold** names are on the pages of",
-            "the documentation, all of which are there.",
+            "On this page you find each name of torch.distributed, and what is different in `rankmesh`. A script for",
+            "torch.distributed with CPU tensors runs after its import is changed. A name takes torch's arguments in",
+            "torch's order, often more behind them (`timeout=`), and other arrays in place of tensors. **Bold** names",
+            "are on the pages of torch's documentation, and all there. `make docs` writes this page from torch 2.13 to",
+            "2.15.",
             "",
             f"{count['done']} done, {count['differs']} differ, {count['not here']} are not here.",
             "",
@@ -310,15 +311,14 @@ def page() -> str:
             "",
             "## New in torch 2.14 and 2.15",
             "",
-            *table(
-                ("name", "here"),
-                ((f"`{name}`", DIFFERS.get(name) or NOT_HERE.get(name) or "done") for name in NEW.split()),
-            ),
+            *textwrap.wrap(f"Done: {', '.join(f'`{name}`' for name in NEW.split() if name not in NOT_HERE)}.", 120),
+            "",
+            *textwrap.wrap(f"Not here: {', '.join(f'`{name}`' for name in NEW.split() if name in NOT_HERE)}.", 120),
             "",
             WINDOWS,
             "## Exceptions that differ",
             "",
-            "In a world of one, with `x = torch.ones(4)`. [errors.md](errors.md) has those of a job that fails.",
+            "In a world of one, with `x = torch.ones(4)`. [Errors](errors.md) has those of a job that fails.",
             "",
             *table(
                 ("call", "torch, over gloo", "here"),

@@ -1,4 +1,4 @@
-"""docs/elastic.md: its scripts go on without a rank that dies, or with another in its place; what it names is there."""
+"""docs/fault-tolerance.md: its scripts go on without a dead rank, or with a new one; what it names exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support.processes import Ranks, free_port
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "elastic.md").read_text()
+PAGE = (ROOT / "docs" / "fault-tolerance.md").read_text()
 KILLED = """
 import os, signal
 import rankmesh as dist
