@@ -13,7 +13,7 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,19 @@ Store.set Store.set_timeout Store.wait TCPStore Work.get_future Work.is_complete
 """
 """Names on the reference pages: torch 2.1's, the deprecated one's and the summary's."""
 
-NEW = """
+NEW = {
+    "2.14": """
 gather_into_tensor gather_single get_backend_impl set_timeout ProcessGroup.gather_into_tensor ProcessGroup.gather_single
 ProcessGroup.get_backend ProcessGroup.get_reconfigure_handle ProcessGroup.new_window ProcessGroup.reconfigure
 ProcessGroup.register_abort_hook ProcessGroup.register_post_hook ProcessGroup.register_pre_hook
-ProcessGroup.supports_abort_hooks ProcessGroup.supports_completion_hooks ProcessGroup.supports_reconfigure
-ProcessGroup.supports_window ProcessGroup.unregister_abort_hook ProcessGroup.unregister_post_hook
-ProcessGroup.unregister_pre_hook ReduceOp.boxed ReduceOp.unbox Work.timeout
-"""
-"""Names that torch 2.14 or 2.15 has, and 2.13 has not."""
+ProcessGroup.supports_reconfigure ProcessGroup.supports_window ProcessGroup.unregister_abort_hook
+ProcessGroup.unregister_post_hook ProcessGroup.unregister_pre_hook Work.timeout
+""",
+    "2.15": """
+ProcessGroup.supports_abort_hooks ProcessGroup.supports_completion_hooks ReduceOp.boxed ReduceOp.unbox
+""",
+}
+"""Names that a version of torch has, and those before it have not."""
 
 WINDOWS = """\
 There are no windows (`put`, `signal`, `wait_signal`, `map_remote_tensor`), neither here nor in torch's backend
@@ -245,7 +249,7 @@ def torch_names() -> list[str]:
     offered |= set(distributed_c10d.__all__)
     offered |= {f"{name}.{part}" for name in offered if find(name) is not _ABSENT for part in parts(torch_object(name))}
     offered = {name for name in offered if not name.startswith(_FOR_GPUS)}
-    return sorted((offered | set(REFERENCE.split()) | set(NEW.split())) - _IMPORTED, key=str.lower)
+    return sorted((offered | set(REFERENCE.split()) | set(" ".join(NEW.values()).split())) - _IMPORTED, key=str.lower)
 
 
 def parts(kind: Any) -> set[str]:
@@ -262,6 +266,11 @@ def torch_object(name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
+
+
+def _split(names: Sequence[str]) -> tuple[str, str]:
+    missing = [name for name in names if name in NOT_HERE]
+    return quoted(name for name in names if name not in missing), quoted(missing)
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
@@ -311,9 +320,7 @@ def page() -> str:
             "",
             "## New in torch 2.14 and 2.15",
             "",
-            *textwrap.wrap(f"Done: {', '.join(f'`{name}`' for name in NEW.split() if name not in NOT_HERE)}.", 120),
-            "",
-            *textwrap.wrap(f"Not here: {', '.join(f'`{name}`' for name in NEW.split() if name in NOT_HERE)}.", 120),
+            *table(("torch", "done", "not here"), ((torch, *_split(names.split())) for torch, names in NEW.items())),
             "",
             WINDOWS,
             "## Exceptions that differ",
