@@ -137,7 +137,7 @@ class TestErrors:
         store.set_timeout(SHORT)
         with pytest.raises(theirs.DistStoreError, match=r"waited 0\.05 s, .*missing") as caught:
             store.wait(["missing"]) if wait else store.get("missing")
-        assert isinstance(caught.value, ours.StoreTimeoutError)
+        assert isinstance(caught.value, ours.errors.StoreTimeoutError)
         assert isinstance(caught.value, TimeoutError)
         again = pickle.loads(pickle.dumps(caught.value))
         assert (type(again), str(again)) == (type(caught.value), str(caught.value))

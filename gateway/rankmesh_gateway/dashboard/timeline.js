@@ -19,6 +19,7 @@ async function refresh() {
   asked += 1;
   const number = asked;
   while (number === asked && byId("timeline").open) {
+    const began = performance.now();
     try {
       const answer = await request("v1/timelines");
       const found = await answer.json();
@@ -27,7 +28,9 @@ async function refresh() {
     } catch (error) {
       say(byId("timeline-note"), error instanceof TypeError ? "" : error.message); // of fetch: the page says it is lost
     }
-    await new Promise((done) => setTimeout(done, EVERY_MS));
+    // Of a large job the answer takes the gateway and the agents some time.
+    const pause = Math.max(EVERY_MS, 4 * (performance.now() - began));
+    await new Promise((done) => setTimeout(done, pause));
   }
 }
 

@@ -187,7 +187,7 @@ class RendezvousState:
         return known
 
     def _replace(self, new: _Launcher) -> None:
-        """Remove the launcher that had a new one's node; if its ranks ran, they have ended with it."""
+        """Have a new launcher take the place of the one with its node, whose ranks, if they ran, have ended with it."""
         for old in [each for each in self._launchers.values() if each.node == new.node != NO_NODE]:
             del self._launchers[old.instance]
             self._replaced[old.instance] = old.node
@@ -196,6 +196,8 @@ class RendezvousState:
                 del self._members[old.instance]
                 if running:
                     self._fail("a rank failed on another node")
+                elif old.state == "waiting":  # it had not begun
+                    self._members[new.instance] = new.node
 
     def _adopt(self, beat: LauncherHeartbeat, now: float) -> None:
         """Learn the attempt from a launcher if the gateway is younger than that."""
