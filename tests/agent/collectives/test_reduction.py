@@ -36,12 +36,6 @@ def test_half_precision_over_many_pieces(op, dtype, members):
     assert out.tobytes() == expected(op, parts).tobytes()
 
 
-def test_the_first_part_may_be_the_output():
-    out = np.array([1, 2])
-    combine(ReduceOp.PRODUCT, [out, np.array([3, 4]), np.array([5, 6])], out)
-    assert out.tolist() == [15, 48]
-
-
 def test_operations_are_refused_exactly_where_they_make_no_sense():
     for op, dtype in itertools.product(OPS, FROM_CODE.values()):
         if op in ops_of(dtype):
@@ -57,23 +51,7 @@ def test_an_average_of_integers_is_exact_and_rounds_towards_zero():
     assert out.tolist() == [127, -128, 0]
 
 
-def test_bool_is_or_and_and():
-    out = np.empty(2, bool)
-    parts = [np.array([True, True]), np.array([False, True])]
-    combine(ReduceOp.SUM, parts, out)
-    assert out.tolist() == [True, True]
-    combine(ReduceOp.PRODUCT, parts, out)
-    assert out.tolist() == [False, True]
-
-
 # PREMUL_SUM
-
-
-@pytest.mark.parametrize("dtype", [np.dtype(np.float16), FROM_NAME["bfloat16"]], ids=display)
-def test_the_factor_is_applied_over_many_pieces(dtype):
-    array = np.random.default_rng(2).normal(size=200_000).astype(dtype)
-    want = (array.astype(np.float32) * np.float32(0.3)).astype(dtype)
-    assert premultiplied(0.3, array).tobytes() == want.tobytes()
 
 
 def test_premul_sum_without_a_factor_says_how_to_give_one():

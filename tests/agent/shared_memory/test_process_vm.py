@@ -65,14 +65,6 @@ def test_a_read_into_a_view(process: tuple[int, int]) -> None:
     assert view == pattern(100).data
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex128])
-def test_any_dtype_of_this_process(dtype):
-    data = np.arange(33).astype(dtype)
-    got = np.zeros(30, dtype)
-    read_into(os.getpid(), address_of(data[2:]), got)
-    np.testing.assert_array_equal(got, data[2:32])
-
-
 @pytest.mark.parametrize("most", [1, 1000])
 def test_short_reads_are_continued(monkeypatch, most):
     data = np.arange(5000, dtype=np.uint16)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 
@@ -62,28 +61,6 @@ def test_slots_shrink_with_the_ranks_of_the_host():
     assert Segment.bytes_for(128, slots[128]) + Segment.bytes_for(64, slots[128]) < 100 * mib
     assert Segment.bytes_for(500, slots[500]) < 90 * mib
     assert Segment.slot_bytes_on_host(5000, 4) == 5000
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-def test_everyone_reads_what_everyone_wrote(segments, size):
-    group = segments(size)
-
-    def take_part(rank: int) -> None:
-        segment, dice = group[rank], random.Random(rank)
-        for seq in range(40):
-            segment.begin(seq, 100 + seq, give_up())
-            for part in range(1 + seq % 3):  # calls of one, two and three steps: both turns come first
-                count = 1 + (seq * 7 + part) % 50
-                slots = segment.slots(I8, count)
-                slots[rank][:] = rank * 1_000_000 + seq * 1000 + part
-                if not dice.randrange(20):
-                    time.sleep(0.0005)  # to mix up who is early
-                segment.step()
-                for other, slot in enumerate(slots):
-                    assert slot.shape == (count,)
-                    assert (slot == other * 1_000_000 + seq * 1000 + part).all()
-
-    in_threads(size, take_part)
 
 
 def test_who_waits_gives_way_before_it_sleeps(segments, monkeypatch):

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rankmesh_agent.wire.errors import NoAgentsError, NoFreeAgentError
+from rankmesh_agent.wire.errors import NoFreeAgentError
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, OFFER_SECONDS, SUSPECT_SECONDS, AgentLeave
 from rankmesh_gateway.state import agent_pool as agents_module
 from rankmesh_gateway.state.agent_pool import FORGET_AGENT_SECONDS, AgentPool
-from rankmesh_gateway.state.validation import GatewayClosingError, GatewayFullError
+from rankmesh_gateway.state.validation import GatewayFullError
 
 
 @pytest.fixture
@@ -48,18 +48,6 @@ class TestHowTheyAre:
         (entry,) = agents.entries()
         assert (entry.state, entry.agent) == (expected, ask.agent(0))
         assert entry.heartbeat_age == pytest.approx(silence)
-
-    def test_a_lease_comes_and_goes(self, agents, ask):
-        agents.heartbeat(ask.agent(0, leased_to="pid 7 on host0"))
-        assert states(agents) == {"agent-0": "leased"}
-        agents.heartbeat(ask.agent(0))
-        assert states(agents) == {"agent-0": "free"}
-
-    def test_one_that_was_silent_comes_back(self, agents, ask, clock):
-        agents.heartbeat(ask.agent(0))
-        clock.advance(FAILED_SECONDS)
-        agents.heartbeat(ask.agent(0))
-        assert states(agents) == {"agent-0": "free"}
 
     def test_they_are_listed_in_the_natural_order_of_their_names(self, agents, ask):
         for number in (10, 2, 0, 1):
@@ -130,31 +118,11 @@ def test_the_choice_of_an_agent(four, ask, clock, leased, silent, requests, chos
 
 
 class TestOffers:
-    def test_an_offer_is_kept_for_whom_it_was_made(self, four, ask, clock):
-        assert offered(four, ask.lease(0)) == "agent-0"
-        assert offered(four, ask.lease(0, job="other")) == "agent-1"
-        assert offered(four, ask.lease(0)) == "agent-0"
-        clock.advance(OFFER_SECONDS - 0.1)
-        for number in range(4):
-            four.heartbeat(ask.agent(number))
-        assert offered(four, ask.lease(0)) == "agent-0"
-        clock.advance(OFFER_SECONDS)
-        for number in range(4):
-            four.heartbeat(ask.agent(number))
-        assert offered(four, ask.lease(0, job="third")) == "agent-0"
-
     def test_the_one_that_is_kept_comes_before_a_better_one(self, four, ask):
         four.heartbeat(ask.agent(0, leased_to="pid 7"))
         assert offered(four, ask.lease(0)) == "agent-1"
         four.heartbeat(ask.agent(0))
         assert offered(four, ask.lease(0)) == "agent-1"
-
-    def test_a_lease_ends_the_offer(self, agents, ask):
-        agents.heartbeat(ask.agent(0))
-        agents.offer(ask.lease(0))
-        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
-        agents.heartbeat(ask.agent(0))
-        assert offered(agents, ask.lease(1)) == "agent-0"
 
     def test_an_offer_that_runs_out_is_for_anyone(self, agents, ask, clock):
         agents.heartbeat(ask.agent(0))
@@ -165,19 +133,8 @@ class TestOffers:
         clock.advance(OFFER_SECONDS / 2)
         assert offered(agents, ask.lease(1)) == "agent-0"
 
-    def test_closing_ends_it(self, registry, agents, ask):
-        agents.heartbeat(ask.agent(0))
-        registry.close()
-        for late in (lambda: agents.offer(ask.lease(0)), lambda: agents.heartbeat(ask.agent(0))):
-            with pytest.raises(GatewayClosingError):
-                late()
-
 
 class TestInVain:
-    def test_no_agents_at_all(self, agents, ask):
-        with pytest.raises(NoAgentsError, match="rankmesh agent"):
-            agents.offer(ask.lease(0))
-
     def test_none_is_free_says_who_has_them(self, agents, ask, clock):
         agents.heartbeat(ask.agent(2))
         clock.advance(SUSPECT_SECONDS + 1)

@@ -21,15 +21,6 @@ def test_the_launchers_ranks_may_join_as_any_rank_and_through_other_processes(re
     assert states(registry) == {0: "alive", 1: "alive"}
 
 
-def test_all_ranks_may_have_one_parent(registry, ask):
-    registry.join(ask.child(0, 0, pid=7))
-    registry.join(ask.child(0, 1, pid=8))
-    assert states(registry) == {0: "alive", 1: "alive"}
-    with pytest.raises(RankTakenError, match="already holds rank 0"):  # a second job of the parent
-        registry.join(ask.child(0, 0, pid=9))
-    assert states(registry) == {0: "alive", 1: "alive"}
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_the_jobs_of_two_ranks_at_one_address_do_not_mix(registry, ask, order):
     """The jobs of ranks 0 and 1 have two ranks each."""

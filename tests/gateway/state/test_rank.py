@@ -25,14 +25,6 @@ def report(ask, *ranks):
     return beat
 
 
-def test_the_age_of_the_heartbeat_and_the_reason_of_a_silent_rank(pair, ask, clock):
-    clock.advance(5)
-    pair.heartbeat(ask.heartbeat(1))
-    clock.advance(FAILED_SECONDS)
-    assert pair.ranks()[1].heartbeat_age == pytest.approx(FAILED_SECONDS)
-    assert pair.ranks()[1].reason == "no heartbeat for 10.0 s"
-
-
 def test_a_reason_has_a_limit(pair, ask):
     pair.leave(ask.leave(1, reason="x" * 2 * MAX_REASON))
     assert pair.ranks()[1].reason == "x" * MAX_REASON
@@ -68,33 +60,6 @@ def test_silence_for_too_long_is_final(pair, ask, clock):
         "failed",
         "no heartbeat for 10.0 s; the failure is final for its epoch, and later heartbeats are ignored",
     )
-
-
-class TestAStoppedProcess:
-    """It sends nothing, and its connections stand: its peers wait for it, and it may go on."""
-
-    def beat(self, ask, *lost):
-        beat = report(ask, *lost)
-        beat.watches_peers = True
-        return beat
-
-    def test_it_is_suspect_until_it_goes_on(self, pair, ask, clock):
-        for _ in range(3):
-            clock.advance(FAILED_SECONDS - 1)
-            assert pair.heartbeat(self.beat(ask)).failed == []
-        assert [rank.state for rank in pair.ranks()] == ["alive", "suspect"]
-        pair.heartbeat(ask.heartbeat(1))
-        assert [rank.state for rank in pair.ranks()] == ["alive", "alive"]
-
-    def test_it_fails_with_its_connection(self, pair, ask, clock):
-        pair.heartbeat(self.beat(ask))
-        clock.advance(FAILED_SECONDS - 1)
-        assert pair.heartbeat(self.beat(ask, 1)).failed == [1]
-
-    def test_the_silent_do_not_vouch_for_each_other(self, pair, ask, clock):
-        pair.heartbeat(self.beat(ask))
-        clock.advance(FAILED_SECONDS)
-        assert [rank.state for rank in pair.ranks()] == ["failed", "failed"]
 
 
 class TestASuspendedGateway:
@@ -145,13 +110,3 @@ def test_a_lost_rank_makes_no_agent_suspect_that_is_not_leased_for_its_job(pair,
         pair.agents.heartbeat(agent)
     pair.heartbeat(report(ask, 1))
     assert [entry.state for entry in pair.agents.entries()] == ["free", "leased"]
-
-
-def test_the_first_report_of_a_loss_and_the_first_leave_count(pair, ask):
-    record = pair._jobs["job"].epochs[1].records[1]
-    assert record.fail("seen by rank 0")
-    assert not record.fail("seen by rank 2")
-    assert record.reason == "seen by rank 0"
-    pair.leave(ask.leave(1, reason="first"))
-    pair.leave(ask.leave(1, reason="second"))
-    assert pair.ranks()[1].reason == "first"

@@ -1,10 +1,9 @@
-"""The registry beyond its model: errors' texts, threads, several jobs, closing, forgetting."""
+"""The registry beyond its model: errors' texts, closing, forgetting."""
 
 from __future__ import annotations
 
-import threading
 import time
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -40,29 +39,6 @@ class TestJoin:
         reply = registry.join(ask.join_unassigned(9, 3)).result(timeout=0)
         assert [(member.rank, member.instance) for member in reply.members] == [(0, "r8-1"), (1, "r1-1"), (2, "r9-1")]
         assert registry.join_status(ask.join_unassigned(9, 3)) == reply
-
-    def test_threads_that_join_at_once(self, registry, ask):
-        size, futures = 16, []
-        start = threading.Barrier(size)
-
-        def run(rank):
-            start.wait()
-            futures.append(registry.join(ask.join(rank, size)))
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wait(futures, timeout=5).not_done
-        assert {future.result().epoch for future in futures} == {1}
-
-    def test_jobs_are_independent(self, registry, ask):
-        waiting = registry.join(ask.join(0, 2, job="a"))
-        assert form(registry, ask, 3, job="b").job == "b"
-        assert not waiting.done()
-        assert registry.counts() == (2, 4)
-        assert [info.job for info in registry.ranks("a")] == ["a"]
 
 
 class TestErrors:
@@ -145,12 +121,6 @@ class TestClosing:
         assert registry.jobs("job")[-1].epoch == 2
         with pytest.raises(RankTakenError):
             registry.join(ask.join(0, life=3))
-
-    def test_ranks_leave_and_reads_work(self, registry, ask):
-        form(registry, ask)
-        registry.close()
-        registry.leave(ask.leave(0))
-        assert [info.state for info in registry.ranks()] == ["left", "alive"]
 
 
 class TestForgetting:

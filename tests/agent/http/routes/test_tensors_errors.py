@@ -128,12 +128,6 @@ async def test_json_that_is_no_array(client, body, query, text):
     assert text in document["detail"]
 
 
-@pytest.mark.parametrize("path", ["/v1/groups/pair/all_reduce", "/v1/groups/00000000000000ff/barrier"])
-async def test_no_such_group(client, path):
-    status, code, document = await problem(client.post(path))
-    assert (status, code, document["group"]) == (404, "group-not-found", path.split("/")[3])
-
-
 class TestSizes:
     async def test_of_a_body_whose_length_is_said(self, client):
         status, code, _ = await problem(client.post(f"{GROUP}/all_reduce", content=b"x" * 6000))
@@ -295,21 +289,6 @@ class TestTurns:
             after = await asyncio.to_thread(in_threads, 2, own)
         assert before == after == [[2.0 * n for n in range(20)]] * 2
         assert all((from_npy(answer.content) == 2).all() for answer in both)
-
-    async def test_an_http_call_behind_one_of_the_rank_that_waits(self, pair):
-        async with clients(applications(pair)) as (first, second):
-            own = np.ones(3)
-            calling = asyncio.to_thread(pair.communicators[0].all_reduce, own, ReduceOp.SUM, NOW)
-            waiting = asyncio.ensure_future(calling)
-            await until(lambda: pair.communicators[0].info().seq == 1)
-            behind = asyncio.ensure_future(first.post(f"{GROUP}/barrier"))
-            await asyncio.sleep(0.1)
-            answer = await second.post(f"{GROUP}/all_reduce", content=npy(np.ones(3)))
-            assert answer.status_code == 200
-            await waiting
-            assert (own == 2).all()
-            assert (await second.post(f"{GROUP}/barrier")).status_code == 204
-            assert (await behind).status_code == 204
 
 
 async def test_many_receives_hold_up_neither_health_nor_collectives(pair, monkeypatch):
