@@ -71,7 +71,7 @@ test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the s
 
 # ARGS=3-ranks-as-for-gloo runs a part, and takes the rest of the page from earlier runs.
 test-torch-suite: $(VENV)/.torch  ## Run all of torch's own distributed tests, over gloo too; writes docs/torch-suite.md
-	PYTHONPATH=tests $(BIN)/python -m support.torch_suite $(ARGS)
+	$(BIN)/python -m tools.torch_suite $(ARGS)
 
 # TORCHES=2.14.1 runs one, and takes the rest of the page from earlier runs.
 test-torch-versions:  ## Run that, and all other tests with torch, with each of TORCHES; writes docs/torch-suite.md
@@ -82,8 +82,8 @@ test-torch-versions:  ## Run that, and all other tests with torch, with each of 
 	done; exit $$status
 
 # RANKMESH_REQUIRE_INTEGRATIONS=1 makes a missing library an error; otherwise its tests are skipped with a reason.
-# ARGS=--page writes the table of docs/integrations.md.
-test-integrations: $(VENV)-integrations/.installed  ## Run the programs of docs/integrations.md; ends with a table of digests
+# ARGS=--page writes the table of docs/torch.md.
+test-integrations: $(VENV)-integrations/.installed  ## Run the programs of docs/torch.md; ends with a table of digests
 	RANKMESH_REQUIRE_INTEGRATIONS=1 $(VENV)-integrations/bin/python -m pytest tests/integrations --numprocesses 2 $(ARGS)
 
 test-integrations-part: $(VENV)/.ignite  ## Run those that need torch, or ignite, alone
@@ -116,11 +116,11 @@ test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts.md on two test hosts
 # ARGS="--seed 17 --kind kill -v" repeats one run, and prints its program, its fault and what each rank reported.
 test-faults: $(VENV)/.dev  ## Kill, stop and disturb ranks SEEDS times; ends with a table by kind of fault
 	$(if $(ARGS),,$(BIN)/python -m pytest tests/faults --numprocesses 2)
-	PYTHONPATH=tests $(BIN)/python -m faults --seeds $(SEEDS) $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m tools.faults --seeds $(SEEDS) $(ARGS)
 
-# ARGS="--kind shrink --rounds 5" runs a part; ARGS="--page FILE" writes the table of docs/elastic.md from --json FILE.
+# ARGS="--kind shrink --rounds 5" runs a part; ARGS="--page FILE" writes the table of docs/fault-tolerance.md from --json FILE.
 test-recovery: $(VENV)/.dev  ## Kill ranks of a training, which goes on; ends with a table of the seconds to the next step
-	PYTHONPATH=tests $(BIN)/python -m faults.recovery $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m tools.faults.recovery $(ARGS)
 
 # ARGS="--sites 400 --seed 2 --rooms 'agent/(store|group)'" is another sample; --processes adds tests that start ranks.
 mutate: $(VENV)/.dev  ## Change an operator in 100 places, one at a time; the share that tests notice, by room
@@ -144,7 +144,7 @@ ifdef ARGS
 else
 	$(BIN)/python -m benchmarks --json out/benchmarks.json
 	$(BIN)/python -m benchmarks.page out/benchmarks.json
-	$(BIN)/python -m benchmarks.inference --page docs/inference.md
+	$(BIN)/python -m benchmarks.inference --page docs/torch.md
 	$(BIN)/python -m benchmarks.scale
 endif
 
@@ -152,15 +152,15 @@ endif
 bench-many: $(VENV)/.bench  ## Measure one world of 128 processes beside gloo and Open MPI; takes five minutes
 	$(BIN)/python -m benchmarks.many $(ARGS)
 
-docs: $(VENV)/.torch  ## Write docs/api.md, the tables of algorithms and errors, and the chart of imports
-	$(BIN)/python docs/api.py
+docs: $(VENV)/.torch  ## Write docs/compatibility.md, the tables of algorithms and errors, and the chart of imports
+	$(BIN)/python docs/compatibility.py
 	$(BIN)/python docs/imports.py
 	$(BIN)/python docs/errors.py
 	$(BIN)/python docs/algorithms.py
 
 # The site loads nothing from other hosts. A warning, such as a link to nothing, is an error.
 docs-site: $(VENV)/.docs  ## Build the documentation as a site in out/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test-docs-site: $(VENV)/.dev $(VENV)/.docs  ## Build the site, and test that it is complete and works offline
 	$(BIN)/python -m pytest tests/docs/test_site.py $(ARGS)

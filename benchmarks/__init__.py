@@ -9,5 +9,5 @@
     results, targets, machine        timings, what they are to reach, the machine
     figures, page, data_page         figures as text, the pages
     session, tune                    a whole run; thresholds between algorithms
-    scale                            large jobs at a gateway, for docs/scale.md
+    scale                            large jobs at a gateway, for docs/hosts.md
 """

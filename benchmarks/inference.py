@@ -1,4 +1,4 @@
-"""Tokens a second of GPT-2, split over two ranks: ``python -m benchmarks.inference --page docs/inference.md``."""
+"""Tokens a second of GPT-2, split over two ranks: ``python -m benchmarks.inference --page docs/torch.md``."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--heads", type=int, default=12, help="each 64 wide")
     parser.add_argument("--vocabulary", type=int, default=50257)
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the figures into docs/inference.md")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the figures into docs/torch.md")
     options = parser.parse_args()
     run = measure((options.layers, options.heads, options.vocabulary), options.tokens, options.rounds)
     for line in run.left_out:

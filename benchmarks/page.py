@@ -111,7 +111,7 @@ all_to_all, reduce, gather, scatter) or a message there and back, of 2, 4 or 8 r
 * **GPUs.** Nothing of RankMesh has been measured on one ([GPUs](gpu.md)).
 
 [Benchmark data](benchmarks.md) lists each slower case, the training steps of DistributedDataParallel, the store, and
-the targets. [Inference](inference.md) has tokens a second of a language model that is split over two ranks.
+the targets. A [language model split over two ranks](torch.md#inference-split-over-ranks) has its tokens a second.
 
 ## How it was measured
 

@@ -1,4 +1,4 @@
-"""The average over all ranks, under any launcher of processes. docs/clusters.md describes each.
+"""The average over all ranks, under any launcher of processes. docs/launching.md describes each.
 
 rankmesh run --nproc-per-node 3 examples/average.py
 mpirun -n 3 python examples/average.py

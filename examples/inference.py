@@ -1,4 +1,4 @@
-"""Generate text with GPT-2, split over the ranks of a host: docs/inference.md describes it, and has its speed.
+"""Generate text with GPT-2, split over the ranks of a host: docs/torch.md describes it, and has its speed.
 
     rankmesh run --nproc-per-node 2 examples/inference.py
     rankmesh run --nproc-per-node 2 examples/inference.py --weights model.safetensors --prompt 464 3280 318

@@ -116,7 +116,7 @@ def test_the_demo_is_attached_to_its_own_containers() -> None:
     """Without names 'up' attaches to all, and Ctrl-C stops the gateway and the agents."""
     found = [
         line.partition("--build ")[2].split()[:4]
-        for name in ("compose.yaml", "docker/welcome.txt", "docs/cluster.md", "README.md")
+        for name in ("compose.yaml", "docker/welcome.txt", "docs/docker.md", "README.md")
         for line in (ROOT / name).read_text().splitlines()
         if "--profile demo up" in line
     ]

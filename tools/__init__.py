@@ -1,1 +1,1 @@
-"""Programs for who works on the project: what is seen on a machine with a GPU."""
+"""Programs for work on the project: random faults, torch's own tests, mutants, checks on a machine with a GPU."""

@@ -55,11 +55,6 @@ class Agent:
     Attributes:
         member: this rank, as its peers know it.
         members: all ranks of the job; of most ranks of a large world, host and process alone.
-        engine: the connections to the peers.
-        group_registry: the groups of this rank.
-        recorder: the latest calls and messages.
-        store: the job's store.
-        world: the group of all ranks.
 
     Raises:
         DistNetworkError: the join failed; the subclass and the message have the cause.
@@ -186,11 +181,7 @@ class Agent:
         return Agent(self.settings, self._find_gateway, terms, host=self._host, http=http)
 
     def current(self, grant: Grant) -> Agent:
-        """Return this agent: it is of one job, and of no lease that a client holds over HTTP.
-
-        Raises:
-            ForbiddenJobError: the credential is that of another job, or of a lease.
-        """
+        """Return this agent: it is of one job, and of no lease that a client holds over HTTP."""
         grant.require(self.settings.job)
         if grant.lease:
             raise ForbiddenJobError("the credential given is that of a lease, and this rank's process hosts its agent")
@@ -303,7 +294,9 @@ class Agent:
 
     # The end
 
-    def close(self, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = "") -> None:
+    def close(
+        self, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = "", place: str = ""
+    ) -> None:
         """Leave the job: end the groups, report it to peers and gateway, stop the threads. Only once.
 
         Args:
@@ -312,6 +305,7 @@ class Agent:
             failed: whether the process whose rank this is has died: then the other ranks' groups with it end, too.
             raised: whether an exception has ended it: these groups end, too.
             exit_text: without a reason: how the process ends, for the errors of ranks that still wait for it.
+            place: the line of the user's code that raised the exception, for the gateway.
         """
         if self._leaving:
             return
@@ -332,7 +326,7 @@ class Agent:
                     exit_text = after_error(exit_text, self.recorder.last_error())
                 self.group_registry.leave()
                 goodbye = _goodbye(reason or exit_text, failed, raised, first, failed_ranks)
-                self._job.leave(reason, goodbye, failed_ranks)
+                self._job.leave(f"{reason}, at {place}" if reason and place else reason, goodbye, failed_ranks)
 
     def end_in_child(self) -> None:
         """End the groups in a forked child, without a message to other processes."""
@@ -348,7 +342,7 @@ class Agent:
         self._liveness.pass_on()
         if self.engine.on_demand:
             self.engine.progress()  # what concerns all ranks is passed on also by those that compute
-        usage = None if self._own_http is None else process.own_usage()
+        usage = None if self._own_http is None else process.usage_of()
         restart = self._job.send_heartbeat(self.groups(), lost, usage=usage)
         if restart is not None:
             self.group_registry.abort_all(restart)

@@ -1,4 +1,7 @@
-"""Registry of the groups that a rank is a member of: made by the job's calls, or over HTTP, which have names."""
+"""Registry of the groups that a rank is a member of, made by the job's calls, or over HTTP, and of their failures.
+
+The first failure explains why the rank ends.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import hashlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
 
 from rankmesh_agent.backends.segment_setup import Agreement, SegmentOptions
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.local_state import LocalGroupState
+from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.descriptors import convert_emfile
 from rankmesh_agent.net.fork import reset_lock
@@ -25,9 +29,72 @@ from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError, from_
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupRequest
 
+
+class FailureLog:
+    """First failures of the groups that a rank has not left. For several threads."""
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupState, None] = {}
+        self._replaced: list[GroupState] = []
+        self._end: tuple[GroupState, DistError] | None = None
+
+    def add_group(self, state: GroupState) -> None:
+        """Have the failure of a group count from now on."""
+        self._groups[state] = None
+
+    def record_end(self, state: GroupState, error: DistError) -> None:
+        """Record an error of a group that ends the rank's process, whatever failed before."""
+        self._end = state, error
+
+    def remove_group(self, state: GroupState) -> None:
+        """Forget a group that the rank leaves: the rank goes on without it."""
+        self._groups.pop(state, None)
+
+    def replace_group(self, state: GroupState) -> None:
+        """Forget a group that the rank leaves, once another one has been made."""
+        self._replaced.append(state)
+
+    def on_group_made(self) -> None:
+        """Forget the replaced groups: the rank goes on with the group that has been made."""
+        while self._replaced:
+            self.remove_group(self._replaced.pop())
+
+    def first(self) -> DistError | None:
+        """Return the first failure, None while all groups work."""
+        return next((error for _, error, _ in self._failures()), None)
+
+    def naming(self, ranks: Collection[int]) -> DistError | None:
+        """Return the first failure that names one of these ranks, None if there is none."""
+        return next((error for _, error, _ in self._failures() if set(error.ranks).intersection(ranks)), None)
+
+    def reason_to_end(self, rank: int, since: float) -> tuple[DistError | None, list[int]]:
+        """Return the failure because of which the rank's process ends, and the ranks of the job that it blames.
+
+        A mismatch names the ranks that made another call than most, but which of the calls is wrong is not known.
+
+        Args:
+            rank: this rank, which is left out.
+            since: the rank has gone on after failures before that time.
+        """
+        if self._end is not None:
+            state, error = self._end
+        else:
+            found = [(state, error) for at, error, state in self._failures() if at >= since]
+            if not found:
+                return None, []
+            state, error = found[0]
+        blamed = [] if isinstance(error, CollectiveMismatchError) else state.job_ranks(error)
+        return error, [each for each in blamed if each != rank]
+
+    def _failures(self) -> list[tuple[float, DistError, GroupState]]:
+        """Return the failures, the first one first, each with its time and its group."""
+        groups = [(state.failed_at, state.failure, state) for state in self._groups.copy()]
+        found = [(at, error, state) for at, error, state in groups if at is not None and error is not None]
+        return sorted(found, key=itemgetter(0))
+
+
 _log = logging.getLogger("rankmesh")
 _MAX_HTTP_COUNTS = 1024
-"""Number of names of groups over HTTP whose attempts are counted: the latest ones."""
 _warned = False
 
 
@@ -39,18 +106,12 @@ def _warn_once(message: str, *arguments: object) -> None:
         _log.warning(message, *arguments)
 
 
-class GroupExistsError(DistError):
+class GroupExistsError(DistError, code="group-exists", status=409):
     """Another group has the name."""
 
-    code = "group-exists"
-    status = 409
 
-
-class GroupInUseError(DistError):
+class GroupInUseError(DistError, code="group-in-use", status=409):
     """The group was not made over HTTP: its job ends it."""
-
-    code = "group-in-use"
-    status = 409
 
 
 class GroupRegistry:
@@ -197,11 +258,7 @@ class GroupRegistry:
         return group, True
 
     def drop_over_http(self, group: LocalCommunicator) -> None:
-        """End a group at this rank that was made over HTTP.
-
-        Raises:
-            GroupInUseError: it was not.
-        """
+        """End a group at this rank that was made over HTTP."""
         with self._lock:
             if self._http_keys.pop(group.id, None) is None:
                 raise GroupInUseError(

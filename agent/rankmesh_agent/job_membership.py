@@ -45,7 +45,6 @@ _MAX_UNKNOWN = 3
 """Answers of the gateway, a second apart, that do not have a rank, after which the rank has left."""
 _MAX_ANCESTORS = 16
 _MAX_REASON = 900
-"""Characters of the reason of a leave."""
 
 
 @dataclass

@@ -33,7 +33,6 @@ SILENT_SECONDS = 8.0
 _MAX_PASSED_ON = 64
 """Maximum number of lost ranks that a rank reports to its peers. The first reports already end all calls."""
 _NAMED = 4
-"""Maximum number of ranks in a message."""
 
 
 class Liveness:

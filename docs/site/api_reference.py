@@ -30,10 +30,10 @@ def topics() -> dict[str, list[str]]:
     return found
 
 
-def page() -> str:
-    """Return the page; mkdocstrings fills in the docstrings."""
-    parts = ["# API", "Written from the docstrings of `import rankmesh as dist`. [The SDK](../sdk.md) is the overview."]
+def sections() -> str:
+    """Return the sections; mkdocstrings fills in the docstrings."""
+    parts = ["\n\n## Reference\n\nWritten from the docstrings of `import rankmesh as dist`."]
     for title, names in [*topics().items(), *((title, names.split()) for title, names in CLASSES.items())]:
-        parts.append(f"## {title}")
+        parts.append(f"### {title}")
         parts += [f"::: rankmesh.{name}" for name in dict.fromkeys(names)]
     return "\n\n".join(parts)

@@ -21,11 +21,10 @@ PARSERS = {
 """Commands whose arguments argparse reads."""
 
 
-def page() -> str:
-    """Return the page."""
+def sections() -> str:
+    """Return the sections."""
     app: Any = typer.main.get_command(cli.app)
-    head = "Written from the commands themselves. [The command line](../cli.md) has their use."
-    return "\n\n".join(["# Options of the commands", head, *commands(app, "rankmesh")])
+    return "\n\n".join(["\n\n## Options\n\nWritten from the commands themselves.", *commands(app, "rankmesh")])
 
 
 def commands(group: Any, path: str) -> Iterator[str]:
@@ -34,9 +33,9 @@ def commands(group: Any, path: str) -> Iterator[str]:
         if hasattr(command, "commands"):
             yield from commands(command, f"{path} {name}")
         elif path == "rankmesh" and name in PARSERS:
-            yield f"## {path} {name}\n\n{of_argparse(PARSERS[name]())}"
+            yield f"### {path} {name}\n\n{of_argparse(PARSERS[name]())}"
         else:
-            yield f"## {path} {name}\n\n{of_typer(command, f'{path} {name}')}"
+            yield f"### {path} {name}\n\n{of_typer(command, f'{path} {name}')}"
 
 
 def of_typer(command: Any, path: str) -> str:

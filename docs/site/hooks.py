@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,11 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
 }
 """Pages in the repository's root, with their names in the site."""
-GENERATED = {
-    "reference/api.md": api_reference.page,
-    "reference/commands.md": command_reference.page,
-    "reference/http-agent.md": http_reference.agent_page,
-    "reference/http-gateway.md": http_reference.gateway_page,
-}
+HTTP = "reference/http.md"
+APPENDED = {"python-api.md": api_reference.sections, "cli.md": command_reference.sections}
+"""Pages that end with a reference from the code."""
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(?=[)#])")
+_TABS = re.compile(r"^<!-- tabs: begin -->\n(.*?)^<!-- tabs: end -->$", re.DOTALL | re.MULTILINE)
 _CHART = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".cu": "cuda", ".sbatch": "bash", ".sh": "bash"}
 
@@ -42,21 +41,34 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are no files of docs/."""
     for page, name in OUTSIDE.items():
         files.append(File.generated(config, name, content=(ROOT / page).read_text(encoding="utf-8")))
-    for name, write in GENERATED.items():
-        files.append(File.generated(config, name, content=write()))
+    files.append(File.generated(config, HTTP, content=http_reference.page()))
     for path in sorted(set(linked())):
         files.append(File.generated(config, source_page(path), content=source(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Let links lead to the site's pages; show the chart of imports, for which the site has no renderer, as a table."""
+    """Let links lead to the site's pages; show sections as tabs, and the chart of imports as a table."""
     uri = page.file.src_uri
-    if uri.startswith(("source/", "reference/")):
+    if uri.startswith("source/") or uri == HTTP:
         return markdown
     here = origin(uri)
     markdown = _LINK.sub(lambda link: posixpath.relpath(target(here, link[1]), posixpath.dirname(uri) or "."), markdown)
-    return _CHART.sub(imports_table, markdown)
+    shown = _CHART.sub(imports_table, _TABS.sub(tabs, markdown))
+    return shown + "".join(write() for page, write in APPENDED.items() if page == uri)
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> None:
+    """Add the anchors of tabs to those that mkdocs knows when it checks links."""
+    assert page.present_anchor_ids is not None
+    page.present_anchor_ids.update(re.findall(r'<input [^>]*?id="([^"]+)" name="__tabbed', html))
+
+
+def tabs(sections: re.Match[str]) -> str:
+    """Return sections as tabs, which have their headings as titles and anchors."""
+    _, *parts = re.split(r"^### (.*)\n", sections[1], flags=re.MULTILINE)
+    shown = zip(parts[::2], parts[1::2], strict=True)
+    return "\n".join(f'=== "{title}"\n{textwrap.indent(text, "    ")}' for title, text in shown)
 
 
 def origin(uri: str) -> str:

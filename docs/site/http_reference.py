@@ -31,39 +31,37 @@ def document(create: Any, **options: Any) -> Json:
     return asyncio.run(get())
 
 
-def agent_page() -> str:
-    """Return the page of an agent's endpoints."""
-    return page(document(create_agent, agent=None, leases=object()), "HTTP of an agent")
-
-
-def gateway_page() -> str:
-    """Return the page of the gateway's endpoints."""
-    return page(document(create_gateway), "HTTP of the gateway")
-
-
-def page(openapi: Json, title: str) -> str:
-    """Return the page of an OpenAPI document."""
-    schemas = openapi["components"]["schemas"]
+def page() -> str:
+    """Return the page of the endpoints of an agent and of the gateway."""
     head = (
-        f"# {title}\n\n{openapi['info']['description']} Written from `/openapi.json`, which the service serves. "
-        "[The tour](../http.md) has the requests in order, with the token that all but health need."
+        "# HTTP reference\n\nOn this page you find each endpoint of agents and of the gateway, with its statuses and "
+        "documents. It is made from `/openapi.json`, which each service serves. [HTTP and curl](../http.md) is a tour."
     )
+    agent, gateway = document(create_agent, agent=None, leases=object()), document(create_gateway)
+    return "\n\n".join([head, *service(agent, "agent"), *service(gateway, "gateway")])
+
+
+def service(openapi: Json, name: str) -> list[str]:
+    """Return the sections of an OpenAPI document, whose anchors begin with the name of the service."""
+    text = json.dumps(openapi).replace("#/components/schemas/", f"#/components/schemas/{name}-")
+    openapi = json.loads(text)
+    schemas = openapi["components"]["schemas"]
     sections: dict[str, list[str]] = {}
     for path, methods in openapi["paths"].items():
         for method, operation in methods.items():
             (tag,) = operation.get("tags") or ["other"]
             sections.setdefault(tag, []).append("\n\n".join(operation_parts(path, method, operation)))
-    parts = [head]
+    parts = [f"## The {name}", openapi["info"]["description"]]
     for tag, operations in sections.items():
-        parts += [f"## {tag.capitalize()}", *operations]
-    parts.append("## Documents")
-    parts += ["\n\n".join(schema_parts(name, schema)) for name, schema in sorted(schemas.items())]
-    return "\n\n".join(parts)
+        parts += [f"### {tag.capitalize()} {{#{name}-{tag}}}", *operations]
+    parts.append(f"### Documents {{#{name}-documents}}")
+    parts += ["\n\n".join(schema_parts(f"{name}-{each}", schemas[each])) for each in sorted(schemas)]
+    return parts
 
 
 def operation_parts(path: str, method: str, operation: Json) -> Iterator[str]:
     """Yield the parts of an endpoint's section."""
-    yield f"### {method.upper()} {path}"
+    yield f"#### {method.upper()} {path}"
     if operation.get("description"):
         yield operation["description"]
     parameters = operation.get("parameters", [])
@@ -90,7 +88,7 @@ def operation_parts(path: str, method: str, operation: Json) -> Iterator[str]:
 
 def schema_parts(name: str, schema: Json) -> Iterator[str]:
     """Yield the parts of a document's section."""
-    yield f"### {name}"
+    yield f"#### {name.partition('-')[2]} {{#{name.lower()}}}"
     if schema.get("description"):
         yield schema["description"].partition("\n\nArgs:")[0].partition("\n\nAttributes:")[0]
     required = schema.get("required", [])
@@ -115,7 +113,7 @@ def kind(schema: Json) -> str:
     """Return the type of a schema in words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
+        return f"[{name.partition('-')[2]}](#{name.lower()})"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     for key in ("anyOf", "oneOf"):

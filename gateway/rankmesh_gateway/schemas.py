@@ -238,6 +238,49 @@ class Straggler:
 
 
 @dataclass
+class OperationTimes:
+    """The calls of one operation, with the same arguments, in a group.
+
+    Attributes:
+        group: the group's name.
+        call: the operation with its arguments, as text.
+        calls: how many a rank has made.
+        seconds: mean seconds of a call at a rank.
+        bytes: of a rank's array.
+        slowest: the rank for which the others have waited the longest; -1 if they have waited for none.
+        late: the seconds for which they have waited for it and for no other rank.
+    """
+
+    group: str
+    call: str
+    calls: int
+    seconds: float
+    bytes: int
+    slowest: int
+    late: float
+
+
+@dataclass
+class Timeline:
+    """What the ranks of a job have spent the last seconds on.
+
+    Attributes:
+        job: the job.
+        seconds: the time.
+        waits: by rank, the share of each of 120 equal parts of the time, the latest last, for which it has waited for
+            other ranks: until the last one has come to a collective, for a message, or for a key of the store.
+        operations: those on which the ranks have spent the most time first, 50 at most.
+        silent: the ranks that do not answer.
+    """
+
+    job: str
+    seconds: float
+    waits: dict[int, list[float]]
+    operations: list[OperationTimes]
+    silent: list[NoAnswer] = field(default_factory=list)
+
+
+@dataclass
 class NoAnswer:
     """A rank whose agent did not fulfil a request, and why."""
 

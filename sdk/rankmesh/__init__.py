@@ -23,9 +23,9 @@ Three ways to use it, which one job may mix:
 * HTTP: a program without this package takes a rank's part with requests to an agent, for example by curl.
 
 Functions, with the names, arguments and meaning of torch.distributed (https://pytorch.org/docs/2.1/distributed.html,
-and torch 2.14 for later ones; docs/api.md has the differences):
+and torch 2.14 for later ones; docs/compatibility.md has the differences):
 
-* Start and end: init_process_group, destroy_process_group, is_initialized
+* Start and end: init_process_group, destroy_process_group, is_initialized, run
 * Ranks and groups: get_rank, get_world_size, new_group, new_subgroups, split_group
 * Failures and growth: on_failure, shrink_group, grow_group
 * Collectives: all_reduce, reduce, broadcast, all_gather, gather, scatter, reduce_scatter, all_to_all, barrier,

@@ -51,6 +51,8 @@ from rankmesh._collectives.reduce_op import _make_nccl_premul_sum as _make_nccl_
 from rankmesh._collectives.reduce_op import reduce_op as reduce_op
 from rankmesh._collectives.reduce_op import supports_complex as supports_complex
 from rankmesh._collectives.shared_memory import empty as empty
+from rankmesh._jobs import Job as Job
+from rankmesh._jobs import run as run
 from rankmesh._rendezvous.handlers import register_rendezvous_handler as register_rendezvous_handler
 from rankmesh._rendezvous.handlers import rendezvous as rendezvous
 from rankmesh._session.backend import Backend as Backend

@@ -53,10 +53,7 @@ _POLL_SECONDS = 0.05
 
 
 class _RunResult(NamedTuple):
-    """The end of an attempt: the launcher's exit code if it was the last, and whether a rank of this node has failed.
-
-    ``stopped``: no restart can follow, after a signal from the user, or if the ranks cannot be started.
-    """
+    """The end of an attempt; ``failed``: a rank of this node has; ``stopped``: no restart can follow."""
 
     status: int
     failed: bool
@@ -99,10 +96,7 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
 
 
 def _listen(job: Plan, settings: Settings) -> socket.socket | None:
-    """Return the gateway's listening socket: at the master address, or at RANKMESH_BIND on several nodes.
-
-    None if the gateway is elsewhere: on node 0, or on the node that has the master address.
-    """
+    """Return the gateway's socket, at the master address or RANKMESH_BIND; None if the gateway is elsewhere."""
     options, purpose = job.options, "the launcher hosts the gateway"
     if options.external_gateway or options.node_rank > 0:
         return None
@@ -171,10 +165,7 @@ def _join(
     timeout: float,
     end: _RunResult | None,
 ) -> Plan | int:
-    """Wait for the nodes of the next attempt; return the plan of this node's ranks, or without one the exit code.
-
-    ``job`` and ``end`` are of the attempt before; ``end`` is None if this launcher has not started any ranks.
-    """
+    """Wait for the nodes of the next attempt; return the plan of this node's ranks, or without one the exit code."""
     from rankmesh._launcher.node_rendezvous import RendezvousError
 
     deadline = Deadline(timeout)
@@ -285,12 +276,16 @@ class _Starter:
             number,
             job.command(number),
             recorded({**job.environment(number, os.environ), VARIABLE: self._failure_file, **variables}),
-            stdin=None if number == job.ranks.start or os.isatty(0) else subprocess.DEVNULL,
+            stdin=None if self._reads_stdin(number) else subprocess.DEVNULL,
             outputs=self._outputs.of_rank(number - job.ranks.start, job.attempt),
             before_exec=self._before_exec,
         )
         self._cleanup.callback(rank.release)
         return rank
+
+    def _reads_stdin(self, number: int) -> bool:
+        debugged = self._job.options.pdb
+        return number == debugged if debugged is not None else number == self._job.ranks.start or os.isatty(0)
 
     def replace(self, rank: Rank) -> tuple[Rank, str] | None:
         """Start a process in place of a rank that has failed; return it with a remark, None if there is none left."""

@@ -49,6 +49,16 @@ def work_or_fail(me: Me) -> None:
         work(me)
 
 
+def raise_in_one(me: Me) -> None:
+    """Rank 1 raises as soon as it is told to."""
+    me.init(init_method="env://")
+    with contextlib.suppress(dist.DistBackendError):
+        while True:
+            if me.rank == 1 and (me.folder / "fail").exists():
+                raise ValueError("no more data")
+            dist.all_reduce(np.ones(2))
+
+
 def place(url: str) -> Mapping[str, str]:
     """The variables of ranks that join a gateway."""
     _, host, port = re.split(r"://|:", url)
@@ -127,7 +137,8 @@ def test_a_job_of_the_launcher(ranks, visit):
     announced = page.page.locator("#announcer").text_content()
     assert "The connection to the gateway is lost: the gateway has ended." in announced
     (job,) = page.rows("#jobs")
-    assert job[1:3] == ["ended", "4 left"]
+    assert job[1:3] == ["ended", "4 ranks"]
+    assert page.page.locator("#connection").get_attribute("data-tone") == "quiet", "nothing has gone wrong"
     assert ", until " in job[3]
 
 
@@ -141,6 +152,9 @@ def test_the_problem_of_a_stuck_job(ranks, visit):
     ranks.mark("hold")
     page.wait_for_text("#problems-list", "rank 3 has not come to all_reduce #")
     page.wait_for_text("#problems-list", "; it is at test_cluster.py:")
+    page.wait_for_text("#jobs", "stuck")
+    page.page.get_by_text("Waits of the ranks").click()
+    page.wait_for_text("#timelines", "all_reduce(float32[1000], MAX)")
     page.wait_for_text("#problems-list", "ranks 0-2 wait at test_cluster.py:")
     page.page.locator("#hosts").get_by_role("button", name="3", exact=True).click()
     page.wait_for_text("#rank-threads", "time.sleep(0.01)")
@@ -167,6 +181,18 @@ def test_a_killed_rank_shows_long_before_its_silence_would(ranks, gateway, visit
     assert time.monotonic() - killed < FAILED_SECONDS - 2, "the last heartbeat may have been some time before"
     page.wait_for_text("#hosts .state", "failed")
     page.until(lambda: "has failed: " in page.page.locator("#announcer").text_content(), "it to be announced")
+    ranks.wait(started)
+
+
+def test_the_line_of_an_exception(ranks, gateway, visit):
+    page = visit(gateway)
+    page.wait_for_text("#connection", "live")
+    started = ranks.start(raise_in_one, 2, env=place(gateway))
+    page.wait_for_text("#count-ranks-note", "2 alive")
+    ranks.mark("fail")
+    page.wait_for_text("#problems", "has failed: it ended with ValueError: no more data, at test_cluster.py:")
+    page.page.locator("#hosts").get_by_role("button", name="1", exact=True).click()
+    page.wait_for_text("#rank-reason", " in raise_in_one")
     ranks.wait(started)
 
 

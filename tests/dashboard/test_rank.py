@@ -52,8 +52,10 @@ def test_a_click_on_a_rank(double: Double, page: Visit):
     open_rank(page, 2)
     page.wait_for_text("#rank-status", "at train.py:8 in step")
     assert page.text("#rank-title") == "Rank 2 of job"
-    assert page.text("#rank-about") == "host-0, pid 4002, epoch 1, alive"
-    assert page.text("#rank-cpu") == "25 s of CPU time in 1 min 40 s"
+    assert page.text("#rank-about") == "host-0, pid 4002, epoch 1, stuck, agent 127.0.0.1:8002"
+    assert page.text("#rank-reason") == STUCK
+    assert page.text("#rank-remedy") == "what to do: look at that line"
+    assert page.text("#rank-cpu") == "not known"
     assert page.text("#rank-threads").splitlines() == [
         "MainThread (id 4002)",
         "/home/me/train.py:14 in <module>",
@@ -72,10 +74,26 @@ def test_a_click_on_a_rank(double: Double, page: Visit):
     fold = page.page.locator("#rank-threads summary")
     fold.click()
     page.wait_for_text("#rank-threads", "reduce.py:76 in all_reduce")
-    double.snapshots[2] = made_up.snapshot(2, clock=102.0, cpu_seconds=26.9, calls=[])
-    page.wait_for_text("#rank-cpu", "95 % of a core in the last 2.0 s; 26 s of CPU time in 1 min 42 s")
+    double.snapshots[2] = made_up.snapshot(2, calls=[])
+    double.overview["ranks"][2]["usage"] = made_up.usage(core_wait=0.1)
+    use = "95 % of a core in the last 10 s, 180 MB of memory; its main thread waits for a core 10 % of the time"
+    page.wait_for_text("#rank-cpu", use)
+    page.until(lambda: len(page.rows("#rank-operations")) == 3, "the next answer of its agent")
     assert page.page.locator("#rank-threads details").get_attribute("open") is not None, "it stays open"
-    assert len(page.rows("#rank-operations")) == 3
+
+
+def test_a_failed_rank(double: Double, page: Visit):
+    ranks = double.overview["ranks"]
+    ranks[1] |= {"state": "failed", "reason": "ValueError: no more data at train.py:7 in load"}
+    ranks[3] |= {"state": "failed", "reason": "rank 1 failed", "failed_ranks": [1]}
+    double.overview["problems"] = []
+    page.wait_for_text("#count-ranks-note", "2 failed, 2 alive")
+    open_rank(page, 1)
+    page.wait_for_text("#rank-reason", "ValueError: no more data at train.py:7 in load")
+    assert page.text("#rank-status") == "", "its agent is not asked"
+    page.page.keyboard.press("Escape")
+    open_rank(page, 3)
+    page.wait_for_text("#rank-reason", "because of rank 1: rank 1 failed")
 
 
 def test_the_dialog_closes(page: Visit):
@@ -96,7 +114,7 @@ def test_a_rank_that_does_not_answer(double: Double, page: Visit):
     page.wait_for_text("#rank-status", "it does not answer: no answer within 1 s; its process is stopped")
     assert not page.page.locator("#rank-details").is_visible()
     double.snapshots[3] = made_up.snapshot(3, attached=True)
-    page.wait_for_text("#rank-status", "its process is attached to this agent: stack and CPU time are the agent's")
+    page.wait_for_text("#rank-status", "its process is attached to this agent: the stack is the agent's")
 
 
 @pytest.mark.unreachable

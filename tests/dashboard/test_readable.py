@@ -90,7 +90,8 @@ def test_the_outline_a_screen_reader_has(full, visit):
     for role in ("banner", "main", "contentinfo"):
         assert page.get_by_role(role).count() == 1
     assert page.get_by_role("heading", level=1).all_inner_texts() == ["RankMesh"]
-    sections = ["Needs attention", "Overview", "Ranks", "In flight", "Groups", "Events", "Standalone agents", "Store"]
+    sections = ["Needs attention", "Overview", "Ranks", "Time", "In flight", "Groups", "Events"]
+    sections += ["Standalone agents", "Store"]
     assert page.get_by_role("heading", level=2).all_inner_texts() == sections
     for section in sections:
         assert page.get_by_role("region", name=section, exact=True).count() >= 1
@@ -103,7 +104,7 @@ def test_the_outline_a_screen_reader_has(full, visit):
         assert page.get_by_role("table", name=table).count() == 1
     assert page.get_by_role("rowheader", name="2", exact=True).count() == 1
     names = page.get_by_role("table", name="Ranks on host-0").get_by_role("columnheader").all_inner_texts()
-    assert names == ["Rank", "State", "Heartbeat", "Slow", "Process", "Agent"]
+    assert names == ["Rank", "State", "Heartbeat", "Slow", "CPU", "Memory", "Process"]
 
 
 def test_by_keyboard(full, visit):

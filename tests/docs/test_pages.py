@@ -62,7 +62,7 @@ def test_the_limits_of_the_settings_are_the_defaults() -> None:
 
 
 def test_the_version_of_the_wire() -> None:
-    assert f"| wire | protocol version {PROTOCOL_VERSION} |" in (DOCS / "stability.md").read_text()
+    assert f"| wire | protocol version {PROTOCOL_VERSION} |" in (DOCS / "install.md").read_text()
 
 
 def test_urls_with_a_query_are_quoted() -> None:

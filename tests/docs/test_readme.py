@@ -6,6 +6,8 @@ import math
 import re
 from pathlib import Path
 
+from support.consoles import below
+
 from benchmarks.cases import Case, Cell
 from benchmarks.page import summary
 from benchmarks.results import Run
@@ -25,7 +27,7 @@ def test_the_speed_is_that_of_the_run() -> None:
 
 
 def test_the_speed_of_inference_is_that_of_the_table() -> None:
-    page = (DOCS / "inference.md").read_text()
+    page = below((DOCS / "torch.md").read_text(), "Inference, split over ranks")
     speeds = dict(re.findall(r"^\| ([^|]+?) +\| +2 \| +([\d.]+) \|", page, re.MULTILINE))
     ours, gloo, mpi = (f"{float(speeds[title]):.0f}" for title in ("RankMesh shm", "gloo", "Open MPI"))
     assert f"two ranks generates {ours} tokens/s, with gloo {gloo} and Open MPI {mpi}" in TEXT
@@ -37,7 +39,7 @@ def test_the_cost_of_an_idle_rank_is_that_of_the_run() -> None:
 
 
 def test_the_faults_are_those_of_the_table() -> None:
-    (row,) = re.findall(r"^\| all \|(.*)\|$", (DOCS / "reliability.md").read_text(), re.MULTILINE)
+    (row,) = re.findall(r"^\| all \|(.*)\|$", (DOCS / "failure-model.md").read_text(), re.MULTILINE)
     runs, hangs, wrong, named = [cell.strip() for cell in row.split("|")][:4]
     assert (hangs, wrong) == ("0", "0")
     assert f"In {runs} runs with seeded faults {named} errors did, and none hung" in TEXT

@@ -55,28 +55,36 @@ def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
 
 
 def test_the_api_has_all_functions_of_the_docstring(site: Path) -> None:
-    text = (site / "reference" / "api.html").read_text()
+    text = (site / "python-api.html").read_text()
     _, _, topics = (rankmesh.__doc__ or "").partition("Functions, with")
-    names = {word for word in re.findall(r"\b[a-z]\w+\b", topics.partition("All errors")[0]) if hasattr(rankmesh, word)}
+    words = re.findall(r"\b[a-z]\w+\b", topics.partition("All errors")[0])
+    names = {word for word in words if callable(getattr(rankmesh, word, None))}
     assert len(names) >= 40
     assert [name for name in sorted(names) if f'id="rankmesh.{name}"' not in text and f".{name}" not in text] == []
 
 
 def test_http_and_commands_are_there(site: Path) -> None:
-    agent, gateway, commands = (
-        (site / "reference" / f"{name}.html").read_text() for name in ("http-agent", "http-gateway", "commands")
-    )
+    http, commands = ((site / name).read_text() for name in ("reference/http.html", "cli.html"))
+    agent, _, gateway = http.partition('<h2 id="the-gateway">')
     assert "POST /v1/groups/{group_id}/all_reduce" in agent
     assert "POST /v1/lease" in agent
     assert "GET /v1/diagnosis" in gateway
+    links = set(re.findall(r'href="#((?:agent|gateway)-[^"]+)"', http))
+    assert len(links) > 40
+    assert [link for link in sorted(links) if f'id="{link}"' not in http] == []
     texts = ("rankmesh run", "--max-restarts", "rankmesh store get", "--request-timeout")
     assert all(text in commands for text in texts)
+
+
+def test_launchers_and_libraries_are_tabs(site: Path) -> None:
+    for page, tab in (("launching", "slurm"), ("torch", "lightning")):
+        assert re.search(rf'<input id="{tab}" name="__tabbed_\d+"', (site / f"{page}.html").read_text()), page
 
 
 def test_files_of_the_repository_are_pages(site: Path) -> None:
     assert "init_process_group" in (site / "source" / "examples" / "average.py.html").read_text()
     assert 'href="source/examples/train_digits.py.html"' in (site / "training-loop.html").read_text()
-    assert 'href="../first-job.html"' in (site / "reference" / "api.html").read_text()
+    assert 'href="../http.html"' in (site / "reference" / "http.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -88,9 +96,9 @@ def test_a_dead_link_fails_the_build(tmp_path: Path, link: str) -> None:
             shutil.copytree(path, tmp_path / path.name)
         elif not path.name.startswith(".") and path.name != "out":
             (tmp_path / path.name).symlink_to(path)
-    page = tmp_path / "docs" / "scale.md"
+    page = tmp_path / "docs" / "training-loop.md"
     page.write_text(f"{page.read_text()}\n{link}\n")
     done = build(tmp_path / "mkdocs.yml", tmp_path / "out")
     assert done.returncode != 0
-    assert "scale.md" in done.stderr
+    assert "training-loop.md" in done.stderr
     assert "no-such" in done.stderr

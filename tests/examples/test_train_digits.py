@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from faults.recovery import RANK, read_marks
+
+from tools.faults.recovery import RANK, read_marks
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from faults import page
-from faults.__main__ import table
-from faults.kinds import KINDS, specify
-from faults.run import Outcome, Run
+
+from tools.faults import page
+from tools.faults.__main__ import table
+from tools.faults.kinds import KINDS, specify
+from tools.faults.run import Outcome, Run
 
 pytestmark = pytest.mark.processes
 

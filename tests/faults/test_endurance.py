@@ -1,9 +1,10 @@
-"""A rank holds no more after many joins and many calls than after a few; ``faults.endurance`` has the long run."""
+"""A rank holds no more after many joins and calls than after a few; ``tools.faults.endurance`` has the long run."""
 
 from __future__ import annotations
 
 import pytest
-from faults.endurance import Held, growth, measure
+
+from tools.faults.endurance import Held, growth, measure
 
 pytestmark = pytest.mark.processes
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from faults.recovery import KINDS, Ending, Mark, Outcome, judge, one, table
+
+from tools.faults.recovery import KINDS, Ending, Mark, Outcome, judge, one, table
 
 UNDISTURBED = Ending(0, "all ranks identical\nsingle process: equal\ntest accuracy: 96.94%", [], [])
 

@@ -70,7 +70,7 @@ def test_the_ranks_that_are_cut_off_are_named(hosts: Hosts, transport: str, coun
 
 
 def test_diagnose_names_a_rank_that_is_cut_off(hosts: Hosts) -> None:
-    """It is a row of docs/diagnose.md."""
+    """It is a row of docs/stuck-job.md."""
     cut_off(hosts, count=1000, seconds=60)
     gateway = {"RANKMESH_GATEWAY": "http://host1:29500", "RANKMESH_TOKEN": TOKEN}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from faults.recovery import KINDS, job
 from support.host_commands import why_not
+
+from tools.faults.recovery import KINDS, job
 
 pytestmark = [pytest.mark.hosts, pytest.mark.processes]
 

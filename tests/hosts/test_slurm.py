@@ -1,4 +1,4 @@
-"""docs/clusters.md: Slurm's own daemons on two test hosts, and the page's commands.
+"""docs/launching.md: Slurm's own daemons on two test hosts, and the page's commands.
 
 It needs Debian's slurm-wlm and munge besides what test hosts need; their services need not run.
 """

@@ -1,4 +1,4 @@
-"""docs/clusters.md: torchrun on two hosts, and rankmesh's own init_process_group() in its ranks."""
+"""docs/launching.md: torchrun on two hosts, and rankmesh's own init_process_group() in its ranks."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs/integrations.md"
+PAGE = Path(__file__).parents[2] / "docs/torch.md"
 
 
 def pytest_addoption(parser: Any) -> None:

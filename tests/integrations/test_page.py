@@ -1,4 +1,4 @@
-"""docs/integrations.md is true: its commands print what it says, and the weights are those of gloo."""
+"""docs/torch.md is true: its commands print what it says, and the weights are those of gloo."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.consoles import Step, steps_of
+from support.consoles import Step, below, steps_of
 from support.processes import Rank, Ranks, free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/integrations.md").read_text()
+PAGE = below((ROOT / "docs/torch.md").read_text(), "Libraries")
 LIBRARIES = {
     "PyTorch DDP": "torch",
     "PyTorch FSDP2": "torch",
@@ -65,7 +65,7 @@ def title_of(name: str) -> str:
 
 
 def section_of(name: str) -> Section:
-    text = PAGE.partition(f"\n## {title_of(name)}\n")[2].partition("\n## ")[0]
+    text = below(PAGE, title_of(name))
     (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     *before, last = steps_of(text)
     (program,) = re.findall(r"examples/integrations/\w+\.py", last.command)
@@ -132,7 +132,7 @@ def row_of(name: str, version: str, digests: dict[str, str]) -> str:
 
 def test_every_program_is_run() -> None:
     sections = {title: section_of(title) for title in map(title_of, LIBRARIES)}
-    assert re.findall(r"^## (.*)$", PAGE, re.MULTILINE) == list(sections)
+    assert re.findall(r"^### (.*)$", PAGE, re.MULTILINE) == list(sections)
     programs = {str(path.relative_to(ROOT)) for path in ROOT.glob("examples/integrations/*.py")}
     assert programs == {section.program for section in sections.values()} | {"examples/integrations/task.py"}
 

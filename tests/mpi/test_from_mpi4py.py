@@ -1,4 +1,4 @@
-"""docs/from-mpi4py.md: the two columns of every row do the same."""
+"""docs/mpi.md: the two columns of every row do the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.processes import Me
 
 import rankmesh as dist
 
-PAGE = Path(__file__).parents[2] / "docs" / "from-mpi4py.md"
+PAGE = Path(__file__).parents[2] / "docs" / "mpi.md"
 SIZE = 3
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from support.consoles import run, steps_of
+from support.consoles import below, run, steps_of
 from support.mpi import MPIRUN, OPTIONS
 from support.processes import Ranks
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "mpi.md"
 
 
 def test_the_script_prints_what_the_page_says(ranks: Ranks) -> None:
-    page = PAGE.read_text()
+    page = below(PAGE.read_text(), "The cluster's MPI")
     script = re.search(r"^```python\n# script.py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert script is not None
     (ranks.folder / "script.py").write_text(script[1])

@@ -1,4 +1,4 @@
-"""``rankmesh observe`` of mpi4py programs: docs/stuck-mpi.md, and a column of docs/diagnose.md's table."""
+"""``rankmesh observe`` of mpi4py programs: docs/mpi.md, and a column of docs/stuck-job.md's table."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.consoles import fits, run, steps_of
+from support.consoles import below, fits, run, steps_of
 from support.mpi import MPIRUN, OPTIONS, files_in
 from support.observed import ALONE, OBSERVE, Stuck, check_row, message_kinds, print_column
 from support.processes import Rank, Ranks
 
 pytestmark = pytest.mark.processes
 
-PAGE = Path(__file__).parents[2] / "docs" / "stuck-mpi.md"
+PAGE = Path(__file__).parents[2] / "docs" / "mpi.md"
 SCRIPT = """\
 import ctypes, os, queue, signal, subprocess, sys, time
 import numpy as np
@@ -65,7 +65,7 @@ def test_the_report_is_the_pages(ranks: Ranks, stuck: Stuck):
 
 
 def test_the_page(ranks: Ranks):
-    page = PAGE.read_text()
+    page = below(PAGE.read_text(), "A stuck MPI job")
     script = re.search(r"^```python\n# solve.py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert script is not None
     (ranks.folder / "solve.py").write_text(f"# solve.py\n{script[1]}")

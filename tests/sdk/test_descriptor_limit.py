@@ -123,9 +123,13 @@ def connect_to_rank_0() -> socket.socket:
     return socket.create_connection((url.hostname, url.port), 60)
 
 
-def wait_for_a_rank_without_descriptors(me: Me) -> None:
+def wait_for_a_rank_without_descriptors(me: Me, key: bool) -> None:
     """Rank 0 cannot accept rank 1: nothing of that is to be seen in what ranks 0 and 2 wait for."""
+    if key:
+        allow_slow_ranks()
     init_with_lasting_limits(me)
+    store = dist.get_default_store()
+    store.set(f"connected-{me.rank}", b"")
     me.limit_calls(5)
     me.meet("joined")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -136,53 +140,27 @@ def wait_for_a_rank_without_descriptors(me: Me) -> None:
     if me.rank == 1:
         with connect_to_rank_0():
             me.wait_for("waited-2")
-    me.report(**me.attempt(dist.all_reduce, np.ones(1)))
-    me.report(again=me.attempt(dist.all_reduce, np.ones(1)))
-    end_together(me, [2])
+    if not key:
+        me.report(**me.attempt(dist.all_reduce, np.ones(1)))
+        me.report(again=me.attempt(dist.all_reduce, np.ones(1)))
+    elif me.rank != 1:
+        me.report(**me.attempt(store.wait, ["key"], timedelta(seconds=5)))
+    end_together(me, [1, 2] if key else [2])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     me.meet("done")
 
 
 @embedded_only("the limit is one of the agent's process")
-def test_a_rank_at_its_limit_is_the_cause_of_a_timeout(ranks: Ranks) -> None:
-    started = ranks.start(wait_for_a_rank_without_descriptors, 3, env={"RANKMESH_TRANSPORT": "tcp"})
+@pytest.mark.parametrize("key", [False, True])
+def test_a_rank_at_its_limit_is_the_cause_of_a_timeout(ranks: Ranks, key: bool) -> None:
+    started = ranks.start(wait_for_a_rank_without_descriptors, 3, env={"RANKMESH_TRANSPORT": "tcp"}, key=key)
     ranks.wait(started)
     assert all(rank.code == 0 for rank in started), ranks.transcript()
     for rank in (started[0], started[2]):
-        assert rank.reported["ranks"] == rank.reported["again"]["ranks"] == [0], ranks.transcript()
+        assert rank.reported["ranks"] == [0], ranks.transcript()
+        assert key or rank.reported["again"]["ranks"] == [0], ranks.transcript()
+        assert not key or "StoreTimeoutError" in rank.reported["is"], ranks.transcript()
         assert_names_limit(rank.reported["text"])
-
-
-def wait_for_a_key_without_descriptors(me: Me) -> None:
-    allow_slow_ranks()
-    init_with_lasting_limits(me)
-    store = dist.get_default_store()
-    store.set(f"connected-{me.rank}", b"")
-    me.meet("joined")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if me.rank == 0:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        (me.folder / "full").mkdir()  # a mark without a descriptor
-    me.wait_for("full")
-    if me.rank == 1:
-        with connect_to_rank_0():
-            me.wait_for("waited-2")
-    else:
-        me.report(**me.attempt(store.wait, ["key"], timedelta(seconds=5)))
-    end_together(me, [1, 2])
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    me.meet("done")
-
-
-@embedded_only("the limit is one of the agent's process")
-def test_a_rank_at_its_limit_is_the_cause_of_a_wait_in_vain(ranks: Ranks) -> None:
-    started = ranks.start(wait_for_a_key_without_descriptors, 3, env={"RANKMESH_TRANSPORT": "tcp"})
-    ranks.wait(started)
-    assert all(rank.code == 0 for rank in started), ranks.transcript()
-    for rank in (0, 2):
-        assert "StoreTimeoutError" in started[rank].reported["is"], ranks.transcript()
-        assert_names_limit(started[rank].reported["text"])
-        assert started[rank].reported["ranks"] == [0], ranks.transcript()
 
 
 def wait_for_a_gateway_without_descriptors(me: Me) -> None:

@@ -104,7 +104,7 @@ class Clients:
 
 
 def sdk_part(me, gateway):
-    """Ranks 0 and 1 make every call once, and say what came."""
+    """Ranks 0 and 1 make some calls, and say what came."""
 
     def mine(shape=(3, 2)):
         return (np.arange(np.prod(shape), dtype=np.float32) + 10 * me.rank).reshape(shape)
@@ -116,23 +116,12 @@ def sdk_part(me, gateway):
     reported["all_reduce"] = array.tolist()
     array = mine()
     dist.reduce(array, dst=2, op=dist.ReduceOp.MAX)
-    array = mine()
-    dist.broadcast(array, src=3)
-    reported["broadcast"] = array.tolist()
-    stack = np.empty((4, 3, 2), np.float32)
-    dist.all_gather_into_tensor(stack, mine())
-    reported["all_gather"] = stack.tolist()
-    dist.gather(mine(), [np.empty((3, 2), np.float32) for _ in range(4)] if me.rank == 0 else None, dst=0)
     array = np.empty((3, 2), np.float32)
     dist.scatter(array, src=2)
     reported["scatter"] = array.tolist()
-    array = np.empty((3, 2), np.float32)
-    dist.reduce_scatter_tensor(array, mine((4, 3, 2)))
-    reported["reduce_scatter"] = array.tolist()
     stack = np.empty((4, 3, 2), np.float32)
     dist.all_to_all_single(stack, mine((4, 3, 2)))
     reported["all_to_all"] = stack.tolist()
-    dist.barrier()
     if me.rank == 0:
         dist.send(mine(), dst=2, tag=4)
         array = np.empty((3, 2), np.float32)
@@ -156,13 +145,8 @@ def test_calls_among_two_sdk_ranks_and_two_http_clients_and_what_goes_wrong(rank
     found = {"all_reduce": http.all_get("all_reduce", lambda rank: npy(everyone[rank]))}
     reduced = http.all_get("reduce", lambda rank: npy(everyone[rank]), dst=2, op="max")
     assert reduced == {2: np.maximum.reduce(everyone).tolist(), 3: None}
-    found["broadcast"] = http.all_get("broadcast", lambda rank: npy(everyone[3]) if rank == 3 else b"", src=3, **like)
-    found["all_gather"] = http.all_get("all_gather", lambda rank: npy(everyone[rank]))
-    assert http.all_get("gather", lambda rank: npy(everyone[rank]), dst=0) == {2: None, 3: None}
     found["scatter"] = http.all_get("scatter", lambda rank: npy(stacks[2]) if rank == 2 else b"", src=2, **like)
-    found["reduce_scatter"] = http.all_get("reduce_scatter", lambda rank: npy(stacks[rank]))
     found["all_to_all"] = http.all_get("all_to_all", lambda rank: npy(stacks[rank]))
-    http.all_get("barrier")
     received = http.ask(2, "recv", src=0, tag=4, **like).result(90)
     assert from_npy(received.content).tolist() == everyone[0].tolist()
     assert received.headers["RankMesh-Source"] == "0"
@@ -177,13 +161,9 @@ def test_calls_among_two_sdk_ranks_and_two_http_clients_and_what_goes_wrong(rank
             arrays[rank] = process.reported[call]
     expected = {
         "all_reduce": [sum(everyone)] * SIZE,
-        "broadcast": [everyone[3]] * SIZE,
-        "all_gather": [np.stack(everyone)] * SIZE,
         "scatter": list(stacks[2]),
-        "reduce_scatter": [sum(stack[rank] for stack in stacks) for rank in range(SIZE)],
         "all_to_all": [np.stack([stack[rank] for stack in stacks]) for rank in range(SIZE)],
     }
-    del found["broadcast"][3]  # who sends it gets nothing
     for call, arrays in found.items():
         for rank, array in arrays.items():
             assert array == expected[call][rank].tolist(), (call, rank)
@@ -201,7 +181,7 @@ def test_calls_among_two_sdk_ranks_and_two_http_clients_and_what_goes_wrong(rank
     for process in started:
         gone = process.reported["gone"]
         assert (gone["error"], gone["ranks"]) == ("GroupAbortedError", [2]), process
-        assert gone["text"] == "the HTTP client of rank 2 went away during all_reduce #12"
+        assert gone["text"] == "the HTTP client of rank 2 went away during all_reduce #7"
     later = http.ask(3, "barrier").result(90)
     assert later.status_code in (410, 503), later.text
 

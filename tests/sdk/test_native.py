@@ -82,36 +82,6 @@ def test_short_calls_are_counted_and_recorded(ranks: Ranks) -> None:
     run(ranks, make_each_call, "1", 3)
 
 
-def take_turns(me: Me) -> None:
-    """Calls of the core and of the Python code alternate: a barrier leaves the turn of the slots, others change it."""
-    me.init()
-    large = np.ones(100_000)
-    for turn in range(40):
-        array = np.full(3, me.rank + turn)
-        dist.all_reduce(array)
-        assert (array == sum(range(me.size)) + me.size * turn).all()
-        for _ in range(turn % 3):
-            dist.barrier()
-        if turn % 4 == 3:
-            large[:] = me.rank
-            dist.all_reduce(large)
-            assert (large == sum(range(me.size))).all()
-    # Calls in the queue go first, also if the next one could begin at once.
-    arrays = [np.full(3, me.rank + number) for number in range(20)]
-    works = [dist.all_reduce(array, async_op=True) for array in arrays[:-1]]
-    dist.all_reduce(arrays[-1])
-    assert [int(array[0]) for array in arrays] == [sum(range(me.size)) + me.size * number for number in range(20)]
-    assert all(work is not None and work.is_completed() for work in works)
-    assert by_core() or me.rank
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("native", ["1", "10", "100"])
-def test_calls_of_the_core_and_of_python_alternate(ranks: Ranks, native: str) -> None:
-    run(ranks, take_turns, native, 3)
-
-
 def stray(me: Me) -> None:
     me.init()
     array, one = np.ones(4), np.ones(1)

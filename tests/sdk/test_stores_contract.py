@@ -102,7 +102,10 @@ class TestTheStore:
         assert clone.add("k", 1) == 2
         while isinstance(clone, dist.PrefixStore):
             clone = clone.underlying_store
-        clone.close()
+        for _ in range(2):
+            clone.close()
+        with pytest.raises(dist.DistStoreError, match="is closed"):
+            clone.get("k")
         assert store.get("k") == b"2"
 
     def test_barrier(self, store, in_thread):

@@ -98,13 +98,6 @@ class TestUsers:
         gc.collect()
         assert not path.exists()
 
-    def test_a_closed_store(self, made):
-        store = made(1)
-        store.close()
-        store.close()
-        with pytest.raises(dist.DistStoreError, match="is closed"):
-            store.get("k")
-
     def test_a_forked_child_is_not_a_user(self, made, path):
         store = made(1)
         store.set("k", "1")

@@ -104,24 +104,6 @@ def test_ctrl_c_ends_the_wait_for_the_others(me, master):
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def orphaned(me, port):
-    store = open_store(me, "tcp", port)
-    me.mark(f"ready-{me.rank}")
-    me.report(attempt=me.attempt(store.get, "never"))
-
-
-def test_a_wait_for_a_killed_master_fails(ranks):
-    port = free_port()
-    master, client = ranks.start(orphaned, 2, port=port)
-    ranks.wait_for("ready-0", "ready-1")
-    killed = master.kill()
-    ranks.wait([master])
-    ranks.succeed([client])
-    assert client.reported["attempt"]["error"] == "DistNetworkError"
-    assert f"127.0.0.1:{port}" in client.reported["attempt"]["text"]
-    assert client.reported["attempt"]["at"] - killed < 30
-
-
 def leaves_it_to_exit(me, port):
     for kind in ("tcp", "file"):
         store = open_store(me, kind, port)

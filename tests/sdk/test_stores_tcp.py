@@ -252,15 +252,6 @@ class TestTheMasterEnds:
                 call()
         assert time.monotonic() - began < 30
 
-    def test_a_closed_store(self, made):
-        master = made(is_master=True)
-        client = made(master.port)
-        for store in (client, master):
-            store.close()
-            store.close()
-            with pytest.raises(dist.DistStoreError, match="is closed"):
-                store.get("k")
-
     def test_a_collected_store_is_closed(self):
         port = free_port()
         master = dist.TCPStore("127.0.0.1", port, is_master=True)

@@ -19,7 +19,7 @@ from support.hostile import BATCH, fuzzed, memory_within, seeds
 from rankmesh_agent import native
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local_state import LocalGroupState
-from rankmesh_agent.group.native_calls import NativeMessages
+from rankmesh_agent.group.messages import NativeMessages
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import FramedConnection
 from rankmesh_agent.progress.matching import MessageMatcher

@@ -16,7 +16,7 @@ from support.hostile import allocations_within, fuzzed, memory_within, sequences
 
 from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.store import codec, commands
-from rankmesh_agent.store.condition import Condition
+from rankmesh_agent.store.keys import Condition
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
@@ -60,9 +60,8 @@ class Server:
         admission = ConnectionLimit("test").admit(accepted)
         assert self.server._poll is not None
         connection = self.server._register(self.server._poll, accepted, admission)
-        connection.handshake, connection.table = None, self.table
+        connection.handshake, connection.on_due, connection.table = None, None, self.table
         admission.end()
-        self.server._timers.clear()
         client.setblocking(False)
         return client
 

@@ -113,6 +113,7 @@ LISTS = [
     "/v1/overview",
     "/v1/diagnosis",
     "/v1/stragglers",
+    "/v1/timelines",
     "/v1/rates",
     "/v1/ranks/0/snapshot",
     "/metrics",

@@ -51,7 +51,7 @@ READ = {
     "agent": _AGENT,
     "rank": _AGENT,
     "gateway": "/metrics /v1/jobs /v1/ranks /v1/agents /v1/groups /v1/groups/{group} /v1/groups/{group}/inflight "
-    "/v1/waiting /v1/snapshot /v1/events /v1/overview /v1/rates /v1/diagnosis /v1/stragglers",
+    "/v1/waiting /v1/snapshot /v1/events /v1/overview /v1/rates /v1/diagnosis /v1/stragglers /v1/timelines",
     "store": "",
 }
 

@@ -28,6 +28,13 @@ class Step(NamedTuple):
     printed: str
 
 
+def below(page: str, title: str) -> str:
+    """Return the text below a heading, up to the next one of its level or a higher one."""
+    found = re.search(rf"^(##+) {re.escape(title)}\n", page, re.MULTILINE)
+    assert found is not None, title
+    return re.split(rf"^#{{2,{len(found[1])}}} ", page[found.end() :], maxsplit=1, flags=re.MULTILINE)[0]
+
+
 def steps_of(page: str) -> list[Step]:
     """Return the commands of a page's console blocks: the lines after ``$``, and those after ``>`` that go on."""
     found = []

@@ -1,4 +1,4 @@
-"""The table of docs/diagnose.md, which tests compare with what the command writes."""
+"""The table of docs/stuck-job.md, which tests compare with what the command writes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import runpy
 import socket
 from pathlib import Path
 
+from support.consoles import below
 from support.me import Me
 
-_PAGE = Path(__file__).parents[2] / "docs/diagnose.md"
+_PAGE = Path(__file__).parents[2] / "docs/stuck-job.md"
 
 
 SCRIPT = "train_loop.py"
@@ -35,6 +36,15 @@ c.prctl(1, signal.SIGKILL)  # ends with it
 for thread in os.listdir(f"/proc/{parent}/task"):
     c.ptrace(16, int(thread), 0, 0)
 signal.pause()'''
+"""
+UNINTERRUPTIBLE = """
+def read_disk():
+    vfork = 0x4000  # without sharing memory: the parent waits in state D until the child ends
+    c, clone = ctypes.PyDLL(None), {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    if c.syscall(clone, vfork | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+        c.prctl(1, signal.SIGKILL)  # ends with it
+        while True:
+            c.pause()
 """
 FREEZE = f"""
 def freeze():
@@ -61,8 +71,8 @@ def run_script(me: Me) -> None:
 
 def page_rows(column: int = 0) -> dict[str, str]:
     """Return a column of the table, by the kind of stuck job: the command's lines, separated by <br>."""
-    section = _PAGE.read_text().partition("## What it reports\n")[2].partition("\n## ")[0]
-    rows = [line[2:-2].split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    lines = below(_PAGE.read_text(), "What it reports").splitlines()
+    rows = [line[2:-2].split(" | ") for line in lines if line.startswith("| ")]
     return {title: cells[column] for title, *cells in rows[1:]}
 
 
@@ -73,7 +83,8 @@ def row_of(output: str) -> str:
 
 
 def normalized(text: str) -> str:
-    """Return a cell with numbers, ids and the host's name replaced."""
+    """Return a cell with numbers, ids and the host's name replaced, and without the names of the kernel's functions."""
     text = text.replace(f" on {socket.gethostname()}", " on vm")
     text = re.sub(r"group-[0-9a-f]+", "group-N", text)
+    text = re.sub(r"waits in the kernel( \(\w+\))?", "waits in the kernel", text)
     return re.sub(r"\d+(\.\d+)?", "N", text)

@@ -44,6 +44,7 @@ class Double:
     Attributes:
         overview: what is shown; tests set it.
         snapshots: what the agent of each rank describes; tests set it.
+        timelines: those of the jobs; tests set them.
         rates: the samples of the time before; tests set it.
         asked: the Last-Event-ID, or else ``after``, with which each stream was begun.
         first: one less than the number of its first event; as a gateway's, larger than those of gateways before it.
@@ -55,6 +56,7 @@ class Double:
         self.overview: dict[str, Any] = {}
         self.snapshots: dict[int, dict[str, Any]] = {}
         self.rates: list[dict[str, float]] = []
+        self.timelines: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.silent = False
         self._drops = 0
@@ -114,6 +116,10 @@ class Double:
         @app.get("/v1/rates")
         async def rates() -> list[dict[str, float]]:
             return self.rates
+
+        @app.get("/v1/timelines")
+        async def timelines() -> list[dict[str, Any]]:
+            return self.timelines
 
         @app.get("/v1/ranks/{rank}/snapshot")
         async def snapshot(rank: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stuck jobs of other libraries under ``rankmesh observe``: the further columns of docs/diagnose.md's table.
+"""Kinds of stuck jobs, and those of other libraries under ``rankmesh observe``: columns of docs/stuck-job.md's table.
 
 They are written by their tests: 'PYTHONPATH=tests python -m mpi.test_observe' prints mpi4py's.
 """
@@ -26,6 +26,7 @@ from support.diagnose_page import (
     FREEZE,
     LOADER,
     SCRIPT,
+    UNINTERRUPTIBLE,
     normalized,
     page_rows,
     remove_control_group,
@@ -36,7 +37,7 @@ OBSERVE = [*COMMAND, "observe"]
 
 
 class Stuck(NamedTuple):
-    """A way in which a job of another library is stuck.
+    """A way in which a job is stuck.
 
     Attributes:
         title: of the row.
@@ -63,8 +64,21 @@ ALONE = [
     Stuck("stopped", "os.kill(os.getpid(), signal.SIGSTOP)", "stopped"),
     Stuck("held by a debugger", DEBUGGED, "stopped", before=DEBUGGER),
     Stuck("frozen by its control group, as by `docker pause`", "freeze()", "stopped", before=FREEZE),
+    Stuck("waiting in the kernel, as for a network disk that is gone", "read_disk()", before=UNINTERRUPTIBLE),
 ]
 """What holds up one rank, whatever the library."""
+
+
+TWO_GROUPS = """
+one, other = dist.new_group([0, 1]), dist.new_group([0, 1])
+if rank == 0:
+    dist.all_reduce(data, group=one)
+    dist.all_reduce(data, group=other)
+if rank == 1:
+    dist.all_reduce(data, group=other)
+    dist.all_reduce(data, group=one)
+"""
+"""Calls of two groups in another order, of torch.distributed and of rankmesh."""
 
 
 def message_kinds(send: str, recv: str) -> list[Stuck]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 
@@ -17,6 +18,17 @@ def rank(number: int, state: str = "alive", *, job: str = "job", host: str = "ho
         "http": f"http://127.0.0.1:{8000 + number}",
     }
     return {"job": job, "epoch": 1, "state": state, "heartbeat_age": 0.4, "reason": "", "member": member, **more}
+
+
+def usage(cpu: float = 0.95, **more: Any) -> dict[str, Any]:
+    """What a process has used in a second."""
+    return {"cpu": cpu, "core_wait": 0.0, "faults": 0.0, "memory": 180_000_000, "state": "R", **more}
+
+
+def job(state: str = "running", ranks: int = 4, **more: Any) -> dict[str, Any]:
+    """A job, as ``GET /v1/jobs`` has it, that began three minutes ago."""
+    base = {"job": "job", "epoch": 1, "state": state, "world_size": ranks, "ranks": {"alive": ranks}}
+    return {**base, "since": time.time() - 185, "ended": None, **more}
 
 
 def finding(text: str, *, job: str = "job", **more: Any) -> dict[str, Any]:
@@ -67,8 +79,6 @@ def snapshot(number: int, *, answers: bool = True, **more: Any) -> dict[str, Any
             {"name": "MainThread", "ident": 1, "native_id": 4000 + number, "daemon": False, "frames": main},
             {"name": "rankmesh-heartbeat", "ident": 2, "native_id": 9, "daemon": True, "frames": inner},
         ],
-        "clock": 100.0,
-        "cpu_seconds": 25.0,
     }
     place = {"job": "job", "epoch": 1, "rank": number, "host": "host-0", "pid": 4000 + number, "state": "alive"}
     return {

@@ -65,7 +65,7 @@ class Cell(NamedTuple):
         name: its function's name, and its arguments.
         function: the code.
         arguments: passed besides the library or group, the rank and the world size.
-        sizes: world sizes in which it makes sense; 0 for a process that is in no job.
+        sizes: world sizes in which it makes sense.
         sides: the sides that it is run on; None for all.
         in_groups: whether it gets a group, over the mesh or gloo's, instead of a library.
     """
@@ -176,7 +176,7 @@ def run_cells(ranks: Ranks, modules: Sequence[str]) -> Outcomes:
             assert (process.code, ours) == (0, []), ranks.transcript()
             for size, by_name in json.loads(outcomes_file(ranks.folder, kind, rank).read_text()).items():
                 for name, sides in by_name.items():
-                    by_rank = found.setdefault(int(size), {}).setdefault(name, [{} for _ in range(int(size) or 1)])
+                    by_rank = found.setdefault(int(size), {}).setdefault(name, [{} for _ in range(int(size))])
                     by_rank[rank] |= {side: Outcome(*each) for side, each in sides.items()}
     return found
 
@@ -210,15 +210,8 @@ def outcomes_in_a_world(kind: str, rank: int, size: int, folder: Path, modules: 
 
 
 def be_a_rank(me: Me, kind: str, modules: Sequence[str]) -> None:
-    """Run the cells of no world at rank 0, then be a rank of all worlds."""
+    """Be a rank of all worlds that have it."""
     torch.set_num_threads(1)
-    outcomes: dict[int, Any] = {}
-    if me.rank == 0:
-        outcomes[0] = {
-            name: {side: outcome(cell.__call__, dist, 0, 1) for side, dist in KINDS[kind].items()}
-            for name, cell in cells_of(modules, 0).items()
-        }
-    for size in SIZES:
-        if me.rank < size:
-            outcomes[size] = dict(outcomes_in_a_world(kind, me.rank, size, me.folder, modules))
+    worlds = [size for size in SIZES if me.rank < size]
+    outcomes = {size: dict(outcomes_in_a_world(kind, me.rank, size, me.folder, modules)) for size in worlds}
     outcomes_file(me.folder, kind, me.rank).write_text(json.dumps(outcomes))

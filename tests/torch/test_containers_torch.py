@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.processes import Me, on_ranks
 from torch._subclasses import FakeTensorMode
 
 import rankmesh as dist
@@ -58,31 +57,14 @@ def test_the_dtypes_of_torch_are_those_this_tests() -> None:
 
 
 @EVERY_DTYPE
-def test_a_tensor_is_sent_without_a_copy(dtype: torch.dtype) -> None:
-    tensor = of_bytes(dtype, 2, 3)
-    flat = flat_in(tensor, "tensor")
-    assert flat.shape == (6,)
-    assert flat.tobytes() == bits(tensor)
-    tensor.view(torch.uint8)[:] = 1
-    assert flat.tobytes() == b"\1" * flat.nbytes, "one memory"
-
-
-@EVERY_DTYPE
-def test_a_tensor_is_received_into_without_a_copy(dtype: torch.dtype) -> None:
-    tensor = of_bytes(dtype, 2, 3)
-    flat, after = flat_out(tensor, "tensor")
-    assert after is None
-    assert flat.tobytes() == bits(tensor)
-    flat.view(np.uint8)[:] = 1
-    assert bits(tensor) == b"\1" * flat.nbytes, "one memory"
-
-
-@EVERY_DTYPE
-def test_the_dtype_keeps_its_name_if_it_has_numbers_here(dtype: torch.dtype) -> None:
-    name = str(dtype).removeprefix("torch.")
-    flat = flat_in(of_bytes(dtype, 3), "tensor")
+def test_a_tensor_is_sent_and_received_into_without_a_copy(dtype: torch.dtype) -> None:
+    tensor, name = of_bytes(dtype, 2, 3), str(dtype).removeprefix("torch.")
+    flat, (output, after) = flat_in(tensor, "tensor"), flat_out(tensor, "tensor")
+    assert (flat.shape, output.shape, after) == ((6,), (6,), None)
     assert display(flat.dtype) == (name if name in NUMBERS else f"opaque{8 * dtype.itemsize}")
-    assert flat.itemsize == dtype.itemsize
+    assert flat.tobytes() == output.tobytes() == bits(tensor)
+    output.view(np.uint8)[:] = 1
+    assert flat.tobytes() == bits(tensor) == b"\1" * flat.nbytes, "one memory"
 
 
 @COMPLEX32_IS_EXPERIMENTAL
@@ -137,10 +119,11 @@ def test_what_lies_around_a_view_stays_as_it_is() -> None:
 
 
 def test_an_expanded_tensor_can_be_sent_but_not_received_into() -> None:
-    tensor = torch.tensor([[1.0], [2.0]]).expand(2, 3)
-    assert flat_in(tensor, "tensor").tolist() == [1, 1, 1, 2, 2, 2]
-    with pytest.raises(ValueError, match=r"mean has elements that share memory \(it is expanded"):
-        flat_out(tensor, "mean")
+    plain, conjugate = torch.tensor([[1.0], [2.0]]).expand(2, 3), torch.tensor([1 + 2j]).expand(3).conj()
+    for tensor, sent in ((plain, [1, 1, 1, 2, 2, 2]), (conjugate, [1 - 2j] * 3)):
+        assert flat_in(tensor, "tensor").tolist() == sent
+        with pytest.raises(ValueError, match=r"mean has elements that share memory \(it is expanded"):
+            flat_out(tensor, "mean")
 
 
 LAZY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -169,13 +152,6 @@ def test_a_view_whose_numbers_are_not_those_in_memory_is_sent_and_received_into(
     assert (tensor == (3 + 3j if tensor.is_complex() else 3)).all()
     physically = tensor.conj().resolve_neg() if kind != "negated" else whole.imag
     assert (physically == (3 - 3j if tensor.is_complex() else -3)).all(), "the view is still one"
-
-
-def test_an_expanded_conjugate_is_not_received_into() -> None:
-    tensor = torch.tensor([1 + 2j]).expand(3).conj()
-    assert flat_in(tensor, "tensor").tolist() == [1 - 2j] * 3
-    with pytest.raises(ValueError, match="share memory"):
-        flat_out(tensor, "tensor")
 
 
 # What torch knows besides numbers
@@ -294,47 +270,3 @@ def test_opaque_elements_are_not_reduced() -> None:
     tensor = of_bytes(torch.float4_e2m1fn_x2, 3)
     with pytest.raises(TypeError, match="not defined for opaque8"):
         dist.all_reduce(tensor)
-
-
-def of_rank(rank: int, dtype: Any, count: int) -> Any:
-    """Return the tensor of a rank: random bits."""
-    octets = np.random.default_rng(rank).integers(0, 256, count * dtype.itemsize, np.uint8)
-    return torch.from_numpy(octets).view(dtype)
-
-
-@on_ranks(2, env={"PYTHONWARNINGS": "ignore::UserWarning"})  # torch warns that complex32 is experimental
-def test_two_ranks_exchange_tensors(me: Me) -> None:
-    def raw(tensor: Any) -> bytes:
-        return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
-
-    torch.set_num_threads(1)
-    me.init()
-    for name in ("bfloat16", "float8_e4m3fn", "complex32", "float4_e2m1fn_x2", "uint16", "float32"):
-        dtype = getattr(torch, name)
-        for count in (1, 1000, 300_000):
-            mine = of_rank(me.rank, dtype, count)
-            outputs = [torch.empty(count, dtype=dtype) for _ in range(me.size)]
-            dist.all_gather(outputs, mine)
-            for rank, output in enumerate(outputs):
-                assert raw(output) == raw(of_rank(rank, dtype, count)), (name, count, rank)
-            apart = torch.zeros(count, 2, dtype=torch.uint8).repeat(1, dtype.itemsize).view(dtype)
-            column = apart[:, 1]
-            work = dist.broadcast(mine if me.rank == 1 else column, 1, async_op=True)
-            work.wait()
-            if me.rank != 1:
-                assert raw(column) == raw(of_rank(1, dtype, count)), (name, count)
-                assert not any(raw(apart[:, 0]))
-    for name in ("bfloat16", "float8_e5m2", "complex32", "float64", "int16"):
-        tensor = torch.tensor([[0, 2, 3]]).to(getattr(torch, name)).T
-        dist.all_reduce(tensor)
-        assert tensor.to(torch.complex64).tolist() == [[0], [4], [6]], name
-    if me.rank == 0:
-        dist.send(torch.arange(4, dtype=torch.bfloat16), 1)
-    else:
-        received = torch.empty(4, dtype=torch.bfloat16)
-        assert dist.recv(received) == 0
-        assert received.tolist() == [0, 1, 2, 3]
-    other = np.ones(2, np.float16) if me.rank else torch.ones(2, dtype=torch.bfloat16)
-    with pytest.raises(dist.CollectiveMismatchError, match=r"(?s)bfloat16.*float16\[2\]"):
-        dist.all_reduce(other)
-    dist.destroy_process_group()

@@ -175,11 +175,6 @@ class TestUnderTheLauncher:
         assert found == [[TORCHS, 2.0]] * 2
         assert stderr.count(NO_EFFECT) == as_gloo
 
-    def test_torch_that_does(self, ranks: Ranks) -> None:
-        found, stderr = run(ranks, SUM.replace(", INIT", ""), "--as-gloo")
-        assert found == [[MESHS, 2.0]] * 2
-        assert NO_EFFECT not in stderr
-
     def test_an_address_of_its_own_has_a_store_of_its_own(self, ranks: Ranks) -> None:
         init = f'"tcp://127.0.0.1:{free_port()}", rank=int(os.environ["RANK"]), world_size=2'
         found, _ = run(ranks, SUM.replace("INIT", init))

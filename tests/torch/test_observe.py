@@ -1,4 +1,4 @@
-"""``rankmesh observe`` of torch's gloo under torchrun: a column of docs/diagnose.md's table."""
+"""``rankmesh observe`` of torch's gloo under torchrun: a column of docs/stuck-job.md's table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.observed import ALONE, OBSERVE, Stuck, check_row, message_kinds, print_column
+from support.observed import ALONE, OBSERVE, TWO_GROUPS, Stuck, check_row, message_kinds, print_column
 from support.processes import Rank, Ranks, free_port
 
 pytestmark = pytest.mark.processes
@@ -29,22 +29,7 @@ time.sleep(3600)
 """
 KINDS = [
     *ALONE,
-    Stuck(
-        "calls of two groups in another order",
-        "pass",
-        "order",
-        [0, 1, 2, 3],
-        [],
-        """
-        one, other = dist.new_group([0, 1]), dist.new_group([0, 1])
-        if rank == 0:
-            dist.all_reduce(data, group=one)
-            dist.all_reduce(data, group=other)
-        if rank == 1:
-            dist.all_reduce(data, group=other)
-            dist.all_reduce(data, group=one)
-        """,
-    ),
+    Stuck("calls of two groups in another order", "pass", "order", [0, 1, 2, 3], [], TWO_GROUPS),
     Stuck("a key that no rank sets", "store.get('batch')"),
     *message_kinds("dist.send", "dist.recv"),
 ]

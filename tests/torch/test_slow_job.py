@@ -1,4 +1,4 @@
-"""docs/slow-job.md: what the commands of the page print."""
+"""docs/observing.md: what the commands of the page print."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.consoles import fits, run, steps_of
+from support.consoles import below, fits, run, steps_of
 from support.processes import Ranks, complaints_in
 
-PAGE = Path(__file__).parents[2] / "docs" / "slow-job.md"
+PAGE = Path(__file__).parents[2] / "docs" / "observing.md"
 
 pytestmark = pytest.mark.processes
 
 
 def test_the_page(ranks: Ranks) -> None:
-    text = re.sub(r"^(\$ .*rankmesh stragglers)", r"\1 --patience 20", PAGE.read_text(), flags=re.MULTILINE)
+    page = below(PAGE.read_text(), "A slow job")
+    text = re.sub(r"^(\$ .*rankmesh stragglers)", r"\1 --patience 20", page, flags=re.MULTILINE)
     (script,) = re.findall(r"^```python\n(# train.py\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (ranks.folder / "train.py").write_text(script)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

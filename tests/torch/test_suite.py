@@ -9,7 +9,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.torch_suite import PASSED, Outcome, Plan, run
+
+from tools.torch_suite import PASSED, Outcome, Plan, run
 
 LIMIT = 900.0
 """Seconds for all tests of a plan."""

@@ -1,9 +1,8 @@
-"""Beginnings of torch.distributed jobs with the mesh, one after the other in the same two processes."""
+"""Jobs of torch.distributed with the mesh for one device and another backend for others, one after the other."""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 import pytest
 import torch
@@ -12,55 +11,22 @@ from support.processes import Me, on_ranks, wait_until
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-def total(group: Any = None) -> float:
+def total() -> float:
     """Sum the ranks' numbers, 1 and 10."""
     tensor = torch.tensor([10.0 ** c10d.get_rank()])
-    c10d.all_reduce(tensor, group=group)
+    c10d.all_reduce(tensor)
     return tensor.item()
 
 
 @pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
 @on_ranks(2, env={"TORCH_DISTRIBUTED_DEBUG": "{debug}", "TORCH_CPP_LOG_LEVEL": "ERROR"})
 def test_jobs_one_after_the_other(me: Me) -> None:
-    """Every round has a store of its own, but for the last two, which share one.
-
-    TORCH_DISTRIBUTED_DEBUG=DETAIL has torch wrap the groups of its own backends to check calls; not the mesh's.
-    """
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL has torch wrap the groups of its own backends to check calls; not the mesh's."""
     c10d.set_debug_level_from_env()  # torch reads it when it is imported, here before the fork
 
-    def init(backend: str | None, round: str, **options: Any) -> None:
+    def init(backend: str, round: str) -> None:
         method = f"file://{me.folder}/{round}"
-        c10d.init_process_group(backend, init_method=method, rank=me.rank, world_size=me.size, **options)
-
-    with pytest.raises(ValueError, match="pg_options"):
-        init("rankmesh", "options", pg_options=object())
-    assert not c10d.is_initialized()
-
-    init("rankmesh", "first")
-    assert (total(), c10d.get_backend()) == (11, "rankmesh")
-    c10d.destroy_process_group()
-
-    init("RankMesh", "second")
-    pair = c10d.new_group([0, 1])
-    assert (total(), total(pair), c10d.get_backend()) == (11, 11, "rankmesh")
-    c10d.destroy_process_group()
-
-    init("gloo", "gloo")
-    over = [c10d.new_group(backend="rankmesh") for _ in range(2)]
-    alone = c10d.new_group([1], backend="rankmesh")
-    if me.rank == 1:
-        tensor = torch.tensor([3.0])
-        c10d.all_reduce(tensor, group=alone)
-        assert tensor.item() == 3
-    got = torch.zeros(1)
-    if me.rank == 0:
-        c10d.send(torch.ones(1), 1, over[1])
-    else:
-        assert c10d.recv(got, group=over[1]) == 0
-    c10d.destroy_process_group(over[0])
-    assert (total(), total(over[1])) == (11, 11)
-    assert (c10d.get_backend(over[1]), c10d.get_backend()) == ("rankmesh", "gloo")
-    c10d.destroy_process_group()
+        c10d.init_process_group(backend, init_method=method, rank=me.rank, world_size=me.size)
 
     cuda = torch.device("cuda", 0)
     for named in ("rankmesh", "cpu:rankmesh,cuda:nccl", "cpu:rankmesh,cuda:rankmesh"):
@@ -95,10 +61,4 @@ def test_jobs_one_after_the_other(me: Me) -> None:
     assert world._get_backend(torch.device("meta")) is beside
     assert [str(device) for device in world._device_types] == ["cpu", "meta"]
     c10d.destroy_process_group()
-
-    store = c10d.FileStore(f"{me.folder}/shared", me.size)
-    for _ in range(2):
-        c10d.init_process_group("rankmesh", store=store, rank=me.rank, world_size=me.size)
-        assert total() == 11
-        c10d.destroy_process_group()
     wait_until(lambda: me.resources()[0] == ["MainThread"], "the threads to end", 30)

@@ -13,11 +13,7 @@ from support.gateway_process import GatewayProcess
 from support.processes import Ranks, free_port, plain_http_server, wait_until
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from rankmesh._launcher.node_rendezvous import NodeRendezvous
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.credentials import for_job
-from rankmesh_agent.wire.fields import MAX_INTEGER
-from rankmesh_agent.wire.schemas import NO_NODE, STARTING, LauncherHeartbeat
 
 pytestmark = pytest.mark.processes
 
@@ -155,21 +151,6 @@ def test_a_node_is_lost(nodes: Nodes, ranks: Ranks, least: int, end: str, reason
     assert reason in kept._nodes.latest.reason
 
 
-def test_a_node_that_is_lost_before_all_have_met(nodes: Nodes) -> None:
-    kept = nodes.node(1, 2, last_call_timeout="5")
-    meeting = nodes.begin(kept)
-    beat = LauncherHeartbeat("job", NO_NODE, 2, "", STARTING, "waiting", MAX_INTEGER, 1, last_call=5, torchrun=True)
-    lost = NodeRendezvous(beat, nodes.gateway.url, TOKEN)
-    place = lost.join(Deadline(LONG), print)
-    assert place is not None
-    assert place.nodes == 2
-    assert not meeting.done()
-    lost.report("stopped")
-    lost.settle()
-    lost.close()
-    assert places([meeting.result(LONG)]) == [(0, 1)]
-
-
 def test_the_first_that_shuts_down_closes_the_job_and_the_name_is_free_again(nodes: Nodes) -> None:
     both = [nodes.node(2, 2) for _ in range(2)]
     nodes.meet(*both)
@@ -217,21 +198,14 @@ def refused(nodes: Nodes, kind: type[Exception], match: str, number: int = 1, **
         node.next_rendezvous()
 
 
-def test_no_gateway(nodes: Nodes) -> None:
-    port = free_port()
+def test_no_gateway_another_server_and_missing_nodes(nodes: Nodes) -> None:
+    late, port = elastic.RendezvousTimeoutError, free_port()
     why = f"waited 5 s for the gateway of job 'job' at http://127.0.0.1:{port}: .*Connection refused"
-    refused(nodes, elastic.RendezvousTimeoutError, why, endpoint=f"127.0.0.1:{port}")
-
-
-def test_not_a_gateway(nodes: Nodes) -> None:
+    refused(nodes, late, why, endpoint=f"127.0.0.1:{port}")
     with plain_http_server() as port:
         why = "waited 5 s for the gateway of job 'job' at .* is not a RankMesh gateway"
-        refused(nodes, elastic.RendezvousTimeoutError, why, endpoint=f"127.0.0.1:{port}")
-
-
-def test_missing_nodes(nodes: Nodes) -> None:
-    why = "waited 5 s for the nodes of job 'job' at .*: 1 of 2 node.* are there"
-    refused(nodes, elastic.RendezvousTimeoutError, why, 2)
+        refused(nodes, late, why, endpoint=f"127.0.0.1:{port}")
+    refused(nodes, late, "waited 5 s for the nodes of job 'job' at .*: 1 of 2 node.* are there", 2)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,7 @@ from rankmesh_agent.wire.ops import Call, OpType
 
 
 class CpuBackend(Backend):
-    """Executes calls over a Segment, or over a Link.
-
-    Args:
-        segment: memory that the members share, None if there is none.
-    """
+    """Executes calls over a Segment, or over a Link."""
 
     name: ClassVar[str] = "mesh"
     allocates = True

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.collectives.link import FEW_RANKS
+from rankmesh_agent.net.callers import call_site
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.progress.status import DIFFERENT
 from rankmesh_agent.shared_memory.slots import CallMismatchError
@@ -15,9 +16,9 @@ from rankmesh_agent.wire.ranges import ranges
 
 _MAX_DETAILS = 4096
 """Characters of a rank's details that the other ranks receive."""
-_DETAILS = "\0"
-"""Separates a rank's call from its details."""
-_UNKNOWN = "a call that does not fit into the report", ""
+_SEPARATOR = "\0"
+"""Between a rank's call, the line that makes it, and its details."""
+_UNKNOWN = "a call that does not fit into the report", "", ""
 """Stands for the description of a rank in a large group with many different calls."""
 
 
@@ -36,38 +37,47 @@ def verify(link: MessageLink, context: CallContext) -> None:
 
 
 def raise_mismatch(link: MessageLink, context: CallContext) -> NoReturn:
-    """Exchange the descriptions of all ranks' calls, and raise the error that lists them.
-
-    Raises:
-        CollectiveMismatchError: always.
-    """
-    mine = f"{context.call}{_DETAILS}{context.describe()[:_MAX_DETAILS]}"
+    """Exchange the descriptions of all ranks' calls, and raise the error that lists them."""
+    mine = _SEPARATOR.join([str(context.call), call_site(), context.describe()[:_MAX_DETAILS]])
     link.begin(context.seq, DIFFERENT, context.wait)
-    calls = [tuple(text.split(_DETAILS, 1)) for text in link.exchange_descriptions(mine)]
-    raise mismatch_error(context, [call if len(call) == 2 else _UNKNOWN for call in calls]) from None
+    calls = [tuple(text.split(_SEPARATOR, 2)) for text in link.exchange_descriptions(mine)]
+    raise mismatch_error(context, [call if len(call) == 3 else _UNKNOWN for call in calls]) from None
 
 
 def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> CollectiveMismatchError:
     """Return the error that lists the ranks' calls, and names the ranks whose calls differ from this rank's.
 
     Args:
-        calls: by group rank, the rank's call and its details.
+        calls: by group rank, the rank's call, the line that makes it, where that is known, and its details.
     """
     ranked = list(zip(context.global_ranks, calls, strict=True))
-    table = call_table({rank: f"{call} ({details})" if details else call for rank, (call, details) in ranked})
-    others = [rank for rank, (call, _) in ranked if call != str(context.call)]
+    table = call_table({rank: f"{call} ({details})" if details else call for rank, (call, _, details) in ranked})
+    others = [rank for rank, (call, _, _) in ranked if call != str(context.call)]
     if not others:
         mine = context.describe()[:_MAX_DETAILS]
-        others = [rank for rank, (_, details) in ranked if details != mine]
+        others = [rank for rank, (_, _, details) in ranked if details != mine]
         if len(others) == len(ranked) - 1 > 1:  # the details of a correct call may differ from rank to rank, too
             others = []
     return CollectiveMismatchError(
         f"the ranks did not make the same call as #{context.seq} of the group: {table}. No array was changed; find "
-        "the rank that took another branch, or whose array has another shape or dtype",
+        f"the rank that took another branch, or whose array has another shape or dtype{_lines(ranked)}",
         ranks=others,
         op=context.call.name,
         seq=context.seq,
     )
+
+
+def _lines(ranked: Sequence[tuple[int, Sequence[str]]]) -> str:
+    """Return the lines that make the calls as the end of a sentence, those of the fewest ranks first."""
+    found: dict[str, list[int]] = {}
+    for rank, (call, site, _) in ranked:
+        if site:
+            found.setdefault(f"{call} at {site}", []).append(rank)
+    texts = [
+        f"ranks {', '.join(ranges(ranks))} call {text}" if len(ranks) > 1 else f"rank {ranks[0]} calls {text}"
+        for text, ranks in sorted(found.items(), key=lambda item: len(item[1]))
+    ]
+    return f": {'; '.join(texts)}" if texts else ""
 
 
 def call_table(calls: Mapping[int, str]) -> str:

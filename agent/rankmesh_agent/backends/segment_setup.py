@@ -35,7 +35,6 @@ class SegmentOptions(NamedTuple):
     """Parameters by which this process shares memory.
 
     Attributes:
-        allowed: whether it may share memory at all.
         slot_bytes: bytes of a slot; the members take the least of theirs.
         strict: raise if not all members can share one segment.
         warn: logs why the members share no memory, with the arguments of Logger.warning.

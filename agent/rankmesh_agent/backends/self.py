@@ -12,6 +12,7 @@ from rankmesh_agent.backends.fingerprint import mismatch_error
 from rankmesh_agent.backends.registered import Outcome
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.net.callers import call_site
 from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire.ops import Call, OpType
 
@@ -63,7 +64,4 @@ class SelfBackend(Backend):
         try:
             algorithm(*arguments)
         except CallMismatchError:
-            raise mismatch_error(context, [(str(context.call), context.describe())]) from None
-
-    def close(self) -> None:
-        """Does nothing: there are no resources."""
+            raise mismatch_error(context, [(str(context.call), call_site(), context.describe())]) from None

@@ -16,7 +16,10 @@ from rankmesh_agent.config.addresses import resolves_to_loopback
 VARIABLE = "RANKMESH_LAUNCHED"
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT", "RANKMESH_GATEWAY")
 _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_PLACE = ("RANKMESH_GATEWAY", "RANKMESH_BIND", "RANKMESH_JOIN", "RANKMESH_FAILURE_FILE", "TORCHELASTIC_RUN_ID")
+_PLACE = (
+    *("RANKMESH_GATEWAY", "RANKMESH_BIND", "RANKMESH_JOIN", "RANKMESH_FAILURE_FILE", "RANKMESH_PDB"),
+    "TORCHELASTIC_RUN_ID",
+)
 """Variables that count at the launcher's gateway alone."""
 _TORCHRUN = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
 """Variables of a torchrun that has started the launcher, about its own store and report."""

@@ -58,7 +58,6 @@ OPEN_MPI = LauncherKind(
     "start on the first host with 'mpirun -x MASTER_ADDR=$(hostname) -x RANKMESH_TOKEN …'",
     *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
 )
-"""Open MPI's mpirun, 4 and 5."""
 PMI = LauncherKind(
     "mpiexec (PMI)",
     "mpiexec",

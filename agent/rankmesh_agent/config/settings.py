@@ -9,10 +9,10 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from rankmesh_agent.config import launched
 from rankmesh_agent.config.addresses import resolves_to_loopback
@@ -31,6 +31,87 @@ MIN_TOKEN_CHARACTERS = 16
 """Shortest token with which a service listens beyond loopback."""
 
 _log = logging.getLogger("rankmesh")
+
+
+def _variable(default: Any, read: Callable[[Mapping[str, str]], Any]) -> Any:
+    """Return a field of Settings, and how it is read from the environment; None stands for the default."""
+    return field(default=default, metadata={"read": read})
+
+
+def _text(name: str, default: str | None = None) -> Any:
+    return _variable(default, lambda environ: environ.get(name) or None)
+
+
+def _number(name: str, default: int | None = None, **bounds: int) -> Any:
+    return _variable(default, lambda environ: integer(environ, name, **bounds))
+
+
+def _choice(name: str, kind: Any) -> Any:
+    """Return a field that is one of a Literal's words, by default the first one."""
+    choices = get_args(kind)
+
+    def read(environ: Mapping[str, str]) -> str:
+        text = (environ.get(name) or choices[0]).lower()
+        if text not in choices:
+            raise ValueError(f"{name}={text!r}: set it to {choices[-2]!r} or {choices[-1]!r}, or leave it out")
+        return text
+
+    return _variable(choices[0], read)
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    token, path = environ.get("RANKMESH_TOKEN"), environ.get("RANKMESH_TOKEN_FILE")
+    try:
+        return check_form(token or "") if token or not path else read_token(Path(path))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{'RANKMESH_TOKEN' if token else f'RANKMESH_TOKEN_FILE={path}'}: {reason}") from error
+
+
+def _role_token(name: str) -> Any:
+    def read(environ: Mapping[str, str]) -> str:
+        text = environ.get(name, "")
+        if text and len(text) < MIN_TOKEN_CHARACTERS:
+            raise ValueError(f"{name} has fewer than {MIN_TOKEN_CHARACTERS} characters, so that it could be guessed")
+        return text
+
+    return _variable("", read)
+
+
+def _advertised(environ: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(each.strip() for each in environ.get("RANKMESH_ADVERTISE", "").split(",") if each.strip())
+
+
+def _has_torchrun_store(environ: Mapping[str, str]) -> bool:
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not launched.has_store(environ)
+
+
+def _debug(environ: Mapping[str, str]) -> str:
+    for name in ("RANKMESH_DEBUG", "TORCH_DISTRIBUTED_DEBUG"):
+        text = environ.get(name)
+        if text:
+            if text.upper() not in ("OFF", "INFO", "DETAIL"):
+                raise ValueError(f"{name}={text!r}: set it to OFF, INFO or DETAIL, or leave it out")
+            return text.upper()
+    return "OFF"
+
+
+def _interface(environ: Mapping[str, str]) -> str | None:
+    names = environ.get("GLOO_SOCKET_IFNAME")
+    if names:
+        return names if names.startswith(("=", "^")) else f"={names}"
+    return environ.get("NCCL_SOCKET_IFNAME") or None
+
+
+def _timeout(environ: Mapping[str, str]) -> float:
+    text = environ.get("RANKMESH_TIMEOUT") or str(DEFAULT_TIMEOUT)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"RANKMESH_TIMEOUT={text!r} is not a number of seconds") from None
+    if not value > 0:
+        raise ValueError(f"RANKMESH_TIMEOUT={text} must be more than 0 seconds")
+    return value
 
 
 @dataclass(frozen=True)
@@ -84,46 +165,48 @@ class Settings:
         flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
         dump_dir: RANKMESH_DUMP_DIR, directory to which a rank writes a dump when a group fails; none if empty.
         failure_file: RANKMESH_FAILURE_FILE, set by the launcher: where a rank reports which other ranks ended it.
+        pdb: RANKMESH_PDB, set by the launcher: whether an uncaught exception starts pdb in this rank.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
 
-    rank: int | None = None
-    world_size: int | None = None
-    local_rank: int | None = None
-    local_size: int | None = None
+    rank: int | None = _number("RANK")
+    world_size: int | None = _number("WORLD_SIZE", at_least=1)
+    local_rank: int | None = _number("LOCAL_RANK")
+    local_size: int | None = _number("LOCAL_WORLD_SIZE", at_least=1)
     launcher: Launcher | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    gateway: str | None = None
-    parent: str = ""
-    job: str = "default"
-    attempt: int = 0
-    join: bool = False
-    token: str = ""
-    token_use: str = ""
-    token_read: str = ""
-    private_network: bool = False
-    transport: Transport = "auto"
-    native: bool = True
-    bind: str | None = None
-    advertise: tuple[str, ...] = ()
-    interface: str | None = None
-    shm_dir: str = "/dev/shm"
-    slot_bytes: int = 1 << 20
-    full_mesh: int = 16
-    eager_bytes: int = 1 << 16
-    timeout: float = DEFAULT_TIMEOUT
-    pickle: Pickle = "authenticated"
-    max_body: int = 1 << 30
-    store_keys: int = 1 << 20
-    store_bytes: int = 4 << 30
-    hosting: Hosting = "auto"
-    elastic_run: str | None = None
-    torchrun_store: bool = False
-    flight_recorder: int = 1000
-    dump_dir: str = ""
-    failure_file: str = ""
-    debug: str = "OFF"
+    master_addr: str | None = _text("MASTER_ADDR")
+    master_port: int | None = _number("MASTER_PORT", at_most=65535)
+    gateway: str | None = _text("RANKMESH_GATEWAY")
+    parent: str = _variable("", launched.parent)
+    job: str = _text("RANKMESH_JOB", "default")
+    attempt: int = _number("RANKMESH_ATTEMPT", 0)
+    join: bool = _variable(False, lambda environ: bool(integer(environ, "RANKMESH_JOIN", at_most=1)))
+    token: str = _variable("", _token)
+    token_use: str = _role_token("RANKMESH_TOKEN_USE")
+    token_read: str = _role_token("RANKMESH_TOKEN_READ")
+    private_network: bool = _variable(False, private_network)
+    transport: Transport = _choice("RANKMESH_TRANSPORT", Transport)  # noqa: RUF009  # a word
+    native: bool = _variable(True, permits_native)
+    bind: str | None = _text("RANKMESH_BIND")
+    advertise: tuple[str, ...] = _variable((), _advertised)
+    interface: str | None = _variable(None, _interface)
+    shm_dir: str = _text("RANKMESH_SHM_DIR", "/dev/shm")
+    slot_bytes: int = _number("RANKMESH_SLOT_BYTES", 1 << 20, at_least=4096)
+    full_mesh: int = _number("RANKMESH_FULL_MESH", 16)
+    eager_bytes: int = _number("RANKMESH_EAGER_BYTES", 1 << 16, at_most=1 << 20)
+    timeout: float = _variable(DEFAULT_TIMEOUT, _timeout)
+    pickle: Pickle = _choice("RANKMESH_PICKLE", Pickle)  # noqa: RUF009  # a word
+    max_body: int = _number("RANKMESH_MAX_BODY", 1 << 30, at_least=1)
+    store_keys: int = _number("RANKMESH_STORE_KEYS", 1 << 20, at_least=1)
+    store_bytes: int = _number("RANKMESH_STORE_BYTES", 4 << 30, at_least=1)
+    hosting: Hosting = _choice("RANKMESH_HOSTING", Hosting)  # noqa: RUF009  # a word
+    elastic_run: str | None = _variable(None, lambda environ: environ.get("TORCHELASTIC_RUN_ID"))
+    torchrun_store: bool = _variable(False, _has_torchrun_store)
+    flight_recorder: int = _number("RANKMESH_FLIGHT_RECORDER", 1000, at_most=1 << 20)
+    dump_dir: str = _text("RANKMESH_DUMP_DIR", "")
+    failure_file: str = _text("RANKMESH_FAILURE_FILE", "")
+    pdb: bool = _variable(False, lambda environ: bool(integer(environ, "RANKMESH_PDB", at_most=1)))
+    debug: str = _variable("OFF", _debug)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -133,55 +216,16 @@ class Settings:
             ValueError: a variable has an invalid value; the message names the variable.
         """
         environ = launched.counting(environ)
-        rank, local_rank = integer(environ, "RANK"), integer(environ, "LOCAL_RANK")
-        world_size = integer(environ, "WORLD_SIZE", at_least=1)
+        read = {each.name: each.metadata["read"](environ) for each in fields(cls) if each.metadata}
+        given = {name: value for name, value in read.items() if value is not None}
+        rank = given.get("rank")
         launcher = detect_launcher(environ) if rank is None else None
         source = launcher if rank is None else _launcher_of(rank, environ)
         if source is not None:
-            rank, world_size = None if source.problem else source.rank, world_size or source.world_size
-            local_rank = source.local_rank if local_rank is None else local_rank
-        token = _token(environ)
-        return cls(
-            rank=rank,
-            world_size=world_size,
-            local_rank=local_rank,
-            local_size=integer(environ, "LOCAL_WORLD_SIZE", at_least=1),
-            launcher=launcher,
-            master_addr=environ.get("MASTER_ADDR") or None,
-            master_port=integer(environ, "MASTER_PORT", at_most=65535),
-            gateway=environ.get("RANKMESH_GATEWAY") or None,
-            parent=launched.parent(environ),
-            job=environ.get("RANKMESH_JOB") or job_of(token) or "default",
-            attempt=integer(environ, "RANKMESH_ATTEMPT") or 0,
-            join=bool(integer(environ, "RANKMESH_JOIN", at_most=1)),
-            token=token,
-            token_use=_role_token(environ, "RANKMESH_TOKEN_USE"),
-            token_read=_role_token(environ, "RANKMESH_TOKEN_READ"),
-            private_network=private_network(environ),
-            transport=cast(Transport, _choice(environ, "RANKMESH_TRANSPORT", get_args(Transport))),
-            native=permits_native(environ),
-            bind=environ.get("RANKMESH_BIND") or None,
-            advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
-            interface=_interface(environ),
-            shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
-            slot_bytes=integer(environ, "RANKMESH_SLOT_BYTES", at_least=4096) or cls.slot_bytes,
-            full_mesh=_or_default(integer(environ, "RANKMESH_FULL_MESH"), cls.full_mesh),
-            eager_bytes=_or_default(integer(environ, "RANKMESH_EAGER_BYTES", at_most=1 << 20), cls.eager_bytes),
-            timeout=_timeout(environ),
-            pickle=cast(Pickle, _choice(environ, "RANKMESH_PICKLE", get_args(Pickle))),
-            max_body=integer(environ, "RANKMESH_MAX_BODY", at_least=1) or cls.max_body,
-            store_keys=integer(environ, "RANKMESH_STORE_KEYS", at_least=1) or cls.store_keys,
-            store_bytes=integer(environ, "RANKMESH_STORE_BYTES", at_least=1) or cls.store_bytes,
-            hosting=cast(Hosting, _choice(environ, "RANKMESH_HOSTING", get_args(Hosting))),
-            elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
-            torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not launched.has_store(environ),
-            flight_recorder=_or_default(
-                integer(environ, "RANKMESH_FLIGHT_RECORDER", at_most=1 << 20), cls.flight_recorder
-            ),
-            dump_dir=environ.get("RANKMESH_DUMP_DIR", ""),
-            failure_file=environ.get("RANKMESH_FAILURE_FILE", ""),
-            debug=_debug(environ),
-        )
+            given["rank"] = None if source.problem else source.rank
+            given = {"world_size": source.world_size, "local_rank": source.local_rank} | given
+        given.setdefault("job", job_of(given["token"]) or "default")
+        return cls(launcher=launcher, **given)
 
     @property
     def credentials(self) -> Credentials:
@@ -254,61 +298,3 @@ def _launcher_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
         launcher = detect_launcher(environ)
         return launcher if launcher is not None and not launcher.problem and launcher.rank == rank else None
     return None
-
-
-def _token(environ: Mapping[str, str]) -> str:
-    token, path = environ.get("RANKMESH_TOKEN"), environ.get("RANKMESH_TOKEN_FILE")
-    try:
-        return check_form(token or "") if token or not path else read_token(Path(path))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{'RANKMESH_TOKEN' if token else f'RANKMESH_TOKEN_FILE={path}'}: {reason}") from error
-
-
-def _role_token(environ: Mapping[str, str], name: str) -> str:
-    text = environ.get(name, "")
-    if text and len(text) < MIN_TOKEN_CHARACTERS:
-        raise ValueError(f"{name} has fewer than {MIN_TOKEN_CHARACTERS} characters, so that it could be guessed")
-    return text
-
-
-def _debug(environ: Mapping[str, str]) -> str:
-    for name in ("RANKMESH_DEBUG", "TORCH_DISTRIBUTED_DEBUG"):
-        text = environ.get(name)
-        if text:
-            if text.upper() not in ("OFF", "INFO", "DETAIL"):
-                raise ValueError(f"{name}={text!r}: set it to OFF, INFO or DETAIL, or leave it out")
-            return text.upper()
-    return "OFF"
-
-
-def _interface(environ: Mapping[str, str]) -> str | None:
-    names = environ.get("GLOO_SOCKET_IFNAME")
-    if names:
-        return names if names.startswith(("=", "^")) else f"={names}"
-    return environ.get("NCCL_SOCKET_IFNAME") or None
-
-
-def _or_default(value: int | None, default: int) -> int:
-    return default if value is None else value
-
-
-def _choice(environ: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    """Return the value of a variable, the first of its choices by default."""
-    text = (environ.get(name) or choices[0]).lower()
-    if text not in choices:
-        raise ValueError(f"{name}={text!r}: set it to {choices[-2]!r} or {choices[-1]!r}, or leave it out")
-    return text
-
-
-def _timeout(environ: Mapping[str, str]) -> float:
-    text = environ.get("RANKMESH_TIMEOUT")
-    if not text:
-        return DEFAULT_TIMEOUT
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"RANKMESH_TIMEOUT={text!r} is not a number of seconds") from None
-    if not value > 0:
-        raise ValueError(f"RANKMESH_TIMEOUT={text} must be more than 0 seconds")
-    return value

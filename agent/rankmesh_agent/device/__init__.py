@@ -1,1 +1,1 @@
-"""Arrays in the memory of GPUs, the CUDA runtime, and reduction kernels."""
+"""Arrays in the memory of GPUs, and the CUDA runtime."""

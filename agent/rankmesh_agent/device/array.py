@@ -1,23 +1,47 @@
-"""One-dimensional, contiguous arrays in GPU memory, of any library."""
+"""One-dimensional, contiguous arrays in GPU memory, of any library, and the current streams of CuPy and of torch."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from rankmesh_agent.device import runtime
 
 
-class Streams(Protocol):
-    """Current streams of the library that an array belongs to: CuPy or torch."""
+class CupyStreams:
+    """CuPy's current streams."""
 
     def current(self, device: int) -> int:
         """Return the calling thread's current stream of a device."""
+        return runtime.current_stream(device)
 
-    def using(self, device: int, stream: int) -> AbstractContextManager[object]:
-        """Make a stream and its device the calling thread's current ones for the length of a block."""
+    @contextlib.contextmanager
+    def using(self, device: int, stream: int) -> Iterator[None]:
+        with runtime.DeviceGuard(device), runtime.stream_object(stream):
+            yield
+
+
+class TorchStreams:
+    """torch's current streams."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def current(self, device: int) -> int:
+        return int(self._torch.cuda.current_stream(device).cuda_stream)
+
+    @contextlib.contextmanager
+    def using(self, device: int, stream: int) -> Iterator[None]:
+        library = self._torch.cuda
+        with library.device(device), library.stream(library.ExternalStream(stream, device=device)):
+            yield
+
+
+Streams = CupyStreams | TorchStreams
+"""Current streams of the library that an array belongs to."""
 
 
 class DeviceArray:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 _log = logging.getLogger("rankmesh")
 _EXTRAS = {12: "gpu", 13: "gpu-cuda13"}
-"""Extras of this project by CUDA version."""
 _CUPY = {"cupy-cuda11x": 11, "cupy-cuda12x": 12, "cupy-cuda13x": 13, "cupy": 0}
 """CUDA versions of CuPy's packages; 0: any, as one that was built from source or is conda's."""
 _NCCL = "libnccl.so.2"

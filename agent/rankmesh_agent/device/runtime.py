@@ -28,7 +28,6 @@ _NOT_READY = 600
 """cudaErrorNotReady."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _THREAD_PREFIX = "rankmesh-"
-"""Prefix of the names of this package's threads."""
 
 
 class _ThreadState(threading.local):
@@ -223,11 +222,7 @@ def stream_wait_event(event: int, stream: int) -> None:
 
 
 def event_completed(event: int) -> bool:
-    """Return whether an event has completed since it was last recorded; True if it never was.
-
-    Raises:
-        DistBackendError: the GPU has failed.
-    """
+    """Return whether an event has completed since it was last recorded; True if it never was."""
     runtime = _runtime()
     status = int(runtime.eventQuery(event))  # CuPy returns errors here; its other functions raise them
     if status not in (0, _NOT_READY):

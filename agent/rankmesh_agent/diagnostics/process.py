@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rankmesh_agent.diagnostics.stacks import OWN_PACKAGES, origin
+from rankmesh_agent.net.callers import OWN_PACKAGES, origin
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.schemas import ResourceUsage, StackFrame, ThreadStack
 from rankmesh_agent.wire.snapshot import ProcessView
@@ -73,25 +73,21 @@ def _read(pid: int | str, name: str) -> str:
         return ""
 
 
-def own_usage() -> ResourceUsage:
-    """Return what this process has used so far."""
-    from resource import RUSAGE_SELF, getrusage  # only here: commands run where it is missing
-
-    waited = 0.0
-    with contextlib.suppress(OSError, IndexError), open("/proc/self/schedstat", "rb", buffering=0) as file:
-        waited = int(file.read().split()[1]) * 1e-9  # of the main thread
-    return ResourceUsage(time.process_time(), waited, getrusage(RUSAGE_SELF).ru_majflt)
+def usage_of(pid: int | str = "self") -> ResourceUsage | None:
+    """Return the state of a process of this host, by default this one, and what it has used so far; None if unknown."""
+    fields, waited = _read(pid, "stat").rpartition(")")[2].split(), _read(pid, "schedstat").split()
+    if not fields:
+        return None
+    faults, user, system, pages = (int(fields[place]) for place in (9, 11, 12, 21))  # see proc(5)
+    cpu = (user + system) / os.sysconf("SC_CLK_TCK")
+    core_wait = int(waited[1]) * 1e-9 if waited else 0.0
+    return ResourceUsage(cpu, core_wait, faults, pages * os.sysconf("SC_PAGE_SIZE"), fields[0])
 
 
 def run_seconds(pid: int) -> float:
     """Return the seconds that the live threads of a process have run; 0 if they cannot be read."""
     texts = [_read(pid, f"task/{thread.name}/schedstat") for thread in (_PROC / str(pid) / "task").glob("*")]
     return sum(int(text.split()[0]) for text in texts if text) * 1e-9
-
-
-def memory_bytes(pid: int | str = "self") -> int:
-    """Return the memory in RAM of a process, by default this one; 0 if it cannot be read."""
-    return int((_read(pid, "statm") or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _swap_bytes(pid: int) -> int:
@@ -119,7 +115,7 @@ def _stacks(pid: int, deadline: Deadline) -> tuple[list[ThreadStack], str]:
     command = [found, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=max(0.1, deadline.remaining()), check=True)
-        threads = [_stack(each) for each in json.loads(done.stdout)]
+        threads = [_stack(each, pid) for each in json.loads(done.stdout)]
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         return [], f"py-spy: {lines[-1] if lines else error}"
@@ -128,7 +124,7 @@ def _stacks(pid: int, deadline: Deadline) -> tuple[list[ThreadStack], str]:
     return sorted(threads, key=lambda each: (each.native_id != pid, each.name, each.native_id)), ""
 
 
-def _stack(thread: dict[str, Any]) -> ThreadStack:
+def _stack(thread: dict[str, Any], pid: int) -> ThreadStack:
     """Return a thread's stack from that of py-spy, which begins with the innermost call."""
     frames = [
         StackFrame(
@@ -140,7 +136,9 @@ def _stack(thread: dict[str, Any]) -> ThreadStack:
         )
         for frame in reversed(thread["frames"])
     ]
-    return ThreadStack(thread["thread_name"] or "", thread["thread_id"], thread["os_thread_id"] or 0, False, frames)
+    native = thread["os_thread_id"] or 0
+    name = thread["thread_name"] or ("MainThread" if native == pid else _read(pid, f"task/{native}/comm").strip())
+    return ThreadStack(name, thread["thread_id"], native, False, frames)
 
 
 def _own_package(file: str) -> str:

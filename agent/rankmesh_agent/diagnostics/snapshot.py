@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from rankmesh_agent.diagnostics.process import memory_bytes, own_usage
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
 from rankmesh_agent.net.stream import FramedStream
@@ -57,9 +54,8 @@ def snapshot(
     max_ended: int = MAX_ENDED,
 ) -> RankSnapshot:
     """Return the snapshot of a rank; for the arguments see RankSnapshot and ``add_calls``."""
-    found = RankSnapshot(job, epoch, rank, attached, stacks=stacks(), clock=_clock(), cpu_seconds=time.process_time())
-    found.monotonic, found.memory_bytes = time.monotonic(), memory_bytes()
-    found.core_wait_seconds = own_usage().core_wait
+    found = RankSnapshot(job, epoch, rank, attached, stacks=stacks(), cpu_seconds=time.process_time())
+    found.monotonic = time.monotonic()
     add_calls(found, recorder, awaited, store_waits, found.monotonic, max_ended)
     return found
 
@@ -146,15 +142,6 @@ def _call(record: Record, age: float, algorithms: Mapping[str, Mapping[Call, str
     else:
         _, _, _, found.peer, found.tag = what
     return found
-
-
-def _clock() -> float:
-    """Return how many seconds this process has run."""
-    try:
-        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0.0
 
 
 class SnapshotServer(StreamServer[FramedStream]):

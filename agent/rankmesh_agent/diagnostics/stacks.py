@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import linecache
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Sequence
 
-from rankmesh_agent.wire.schemas import FrameOrigin, StackFrame, ThreadStack
+from rankmesh_agent.net.callers import origin
+from rankmesh_agent.wire.schemas import StackFrame, ThreadStack
 
-OWN_PACKAGES = ("rankmesh", "rankmesh_agent", "rankmesh_gateway")
-_LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python3.")
 _MAX_FRAMES = 200
 """Maximum frames of one thread; of a deeper stack, the innermost ones."""
 
@@ -50,23 +47,6 @@ def add_code(found: Sequence[ThreadStack]) -> None:
     for stack in found:
         for frame in stack.frames:
             frame.code = linecache.getline(frame.file, frame.line).strip()
-
-
-@functools.cache
-def _library_prefixes() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return ("<frozen ", *(f"{paths[name]}/" for name in ("stdlib", "platstdlib")))
-
-
-def origin(file: str, module: object) -> FrameOrigin:
-    """Return whose code a frame runs, by its file and the name of its module."""
-    if isinstance(module, str) and module.partition(".")[0] in OWN_PACKAGES:
-        return "rankmesh"
-    if file.endswith((".pyx", ".pxi")):  # compiled by Cython: a path in the source tree of its package
-        return "rankmesh" if "rankmesh_agent/native/" in file else "library"
-    if file.startswith(_library_prefixes()) or any(part in file for part in _LIBRARY_PARTS):
-        return "library"
-    return "user"
 
 
 def as_text(found: Sequence[ThreadStack]) -> str:

@@ -14,8 +14,7 @@ import numpy as np
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.gpu.launch import EventPool, Launch, LaunchedWork
-from rankmesh_agent.gpu.nccl import NcclBackend
-from rankmesh_agent.gpu.reductions import reduction
+from rankmesh_agent.gpu.nccl import NcclBackend, reduction
 from rankmesh_agent.gpu.watchdog import GpuWatchdog
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
@@ -118,11 +117,7 @@ class GpuCommunicator(Communicator):
         return own
 
     def finish(self, timeout: float) -> None:
-        """Wait, at most ``timeout`` seconds, until the GPU has completed all calls of the group so far.
-
-        Raises:
-            DistError: a call failed.
-        """
+        """Wait, at most ``timeout`` seconds, until the GPU has completed all calls of the group so far."""
         deadline, queued = Deadline(timeout), self._queued
         if queued is not None:  # calls are launched in order
             try:

@@ -17,7 +17,6 @@ from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 
 _NO_FUTURE = Future()
 _POLL_SECONDS = 0.0002
-"""Interval in which a wait with a timeout queries the GPU."""
 
 
 class EventPool:

@@ -2,7 +2,7 @@
 
 Data that is not reduced moves as bytes. The arithmetic is NCCL's: it rounds half types at each step, and its kernels
 decide how MIN and MAX treat NaN. Reductions that NCCL does not have (16-bit integers, float8, 'xor', products of
-complex numbers, averages of integers) go through host memory: see ``reductions``.
+complex numbers, averages of integers) go through host memory: see ``reduction``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import ml_dtypes
 import numpy as np
 
 from rankmesh_agent.backends.base import Backend, CallContext
@@ -23,15 +25,68 @@ from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.gpu import exchange
 from rankmesh_agent.gpu.launch import Launch
-from rankmesh_agent.gpu.reductions import NcclReduction, reduction
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline, in_thread
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, ReduceOp
 
-_log = logging.getLogger("rankmesh")
 _UINT8 = 1
-"""ncclUint8, the type of data that is not reduced."""
+"""ncclUint8, also the type of data that is not reduced."""
+_TYPES: dict[np.dtype[Any], int] = {
+    np.dtype(np.int8): 0,
+    np.dtype(np.uint8): _UINT8,
+    np.dtype(np.int32): 2,
+    np.dtype(np.uint32): 3,
+    np.dtype(np.int64): 4,
+    np.dtype(np.uint64): 5,
+    np.dtype(np.float16): 6,
+    np.dtype(np.float32): 7,
+    np.dtype(np.float64): 8,
+    np.dtype(ml_dtypes.bfloat16): 9,
+}
+"""NCCL's enumeration of the element types it reduces."""
+_OPS = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.AVG: 4}
+"""NCCL's enumeration of its reductions."""
+_COMPONENTS: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.complex64): np.dtype(np.float32),
+    np.dtype(np.complex128): np.dtype(np.float64),
+}
+_BOOL_OPS = {
+    ReduceOp.SUM: 2, ReduceOp.MAX: 2, ReduceOp.BOR: 2, ReduceOp.PRODUCT: 3, ReduceOp.MIN: 3, ReduceOp.BAND: 3,
+}  # fmt: skip
+"""For bytes that are 0 or 1, 'or' is the maximum, and 'and' the minimum."""
+_SUMS = (ReduceOp.SUM, ReduceOp.AVG)
+_OF_FLOATS = (ReduceOp.AVG, ReduceOp.PREMUL_SUM)
+
+
+class NcclReduction(NamedTuple):
+    """A reduction as NCCL performs it.
+
+    Attributes:
+        type, op: in NCCL's enumerations; the operation of PREMUL_SUM is created for each call.
+        width: NCCL elements per element.
+    """
+
+    type: int
+    op: int
+    width: int = 1
+
+
+@functools.cache
+def reduction(dtype: np.dtype[Any], op: ReduceOp) -> NcclReduction | None:
+    """Return how NCCL performs a reduction, None if it does not."""
+    if dtype == np.bool_:
+        return NcclReduction(_UINT8, _BOOL_OPS[op]) if op in _BOOL_OPS else None
+    if dtype in _COMPONENTS:
+        return NcclReduction(_TYPES[_COMPONENTS[dtype]], _OPS[op], 2) if op in _SUMS else None
+    if dtype not in _TYPES or (op in _OF_FLOATS and dtype.kind in "iu"):
+        return None
+    if op is ReduceOp.PREMUL_SUM:
+        return NcclReduction(_TYPES[dtype], -1)
+    return NcclReduction(_TYPES[dtype], _OPS[op]) if op in _OPS else None
+
+
+_log = logging.getLogger("rankmesh")
 _HOST_IMMEDIATE = 1
 """ncclScalarHostImmediate: the factor of PREMUL_SUM is read when the operation is created."""
 _IN_PROGRESS = 7
@@ -45,7 +100,6 @@ _GROUPED_ABORT_VERSION = 22200
 """First version of NCCL that aborts communicators as a group: one by one, the first may wait for the others."""
 T = TypeVar("T")
 _RankedArrays = Sequence[tuple[int, DeviceArray]]
-"""Arrays with the ranks that they come from, or go to."""
 _Key = tuple[tuple[int, ...], int]
 """Key of a communicator: sender and receiver of its messages, () for collectives; and this rank's device."""
 
@@ -300,25 +354,12 @@ class NcclBackend(Backend):
 
 def _run_with_deadline(deadline: Deadline, function: Callable[[], T], check: Callable[[], None], purpose: str) -> T:
     """Call a function that cannot be interrupted, in a thread, abandoned if ``check`` raises or at the deadline."""
-    results: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="rankmesh-nccl-init", daemon=True)
-    thread.start()
-    while thread.is_alive() and not deadline.expired():
-        thread.join(_POLL_SECONDS)
+    future = in_thread("rankmesh-nccl-init", function)
+    while not wait([future], _POLL_SECONDS).done:
         check()
-    if failed:
-        raise failed[0]
-    if not results:
-        raise CollectiveTimeoutError(f"{purpose}: NCCL did not connect them within {deadline.seconds:.1f} s")
-    return results[0]
+        if deadline.expired():
+            raise CollectiveTimeoutError(f"{purpose}: NCCL did not connect them within {deadline.seconds:.1f} s")
+    return future.result()
 
 
 @contextlib.contextmanager

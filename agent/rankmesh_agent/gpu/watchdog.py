@@ -19,21 +19,15 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, DistError
 
 _POLL_SECONDS = 0.005
-"""Interval of the checks while calls are in flight."""
 _FUTURE_SECONDS = 0.0005
 """Interval of the checks while a future waits for one of them."""
 _IDLE_SECONDS = 0.1
 """Interval of the checks without calls: to wake the thread for each call would take longer than the call."""
 _CLOSE_SECONDS = 5.0
-"""Longest wait for the thread at the end; an abort may take long."""
 
 
 class GpuWatchdog:
-    """Watches one group's calls on GPUs.
-
-    Args:
-        comm: the group's communicator for host memory, which has the group's failure and global ranks.
-    """
+    """Watches one group's calls on GPUs."""
 
     def __init__(self, comm: Communicator, backend: NcclBackend) -> None:
         self._comm = comm
@@ -60,11 +54,7 @@ class GpuWatchdog:
         return future
 
     def drain(self, deadline: Deadline) -> None:
-        """Wait until all calls have ended or the deadline passes. The calls' own deadlines stay in force.
-
-        Raises:
-            DistError: a call failed.
-        """
+        """Wait until all calls have ended or the deadline passes. The calls' own deadlines stay in force."""
         self._watchdog.wake()
         while self._launches and not deadline.expired():
             time.sleep(_POLL_SECONDS)

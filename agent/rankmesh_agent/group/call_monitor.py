@@ -13,11 +13,9 @@ from rankmesh_agent.progress.status import CallTable
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError
 
 _INTERVAL = 0.05
-"""Shortest time between two looks for reports."""
 _REPORT_SECONDS = 0.5
 """Age at which a call is reported to the other members; half of its time limit, if that is less."""
 _REPLY_SECONDS = 0.5
-"""Time that the other members have to reply."""
 
 
 class CallMonitor:

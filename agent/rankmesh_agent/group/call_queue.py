@@ -152,9 +152,6 @@ class CallQueue:
 
         Args:
             algorithm: executes the call instead of the one that the backend selects; the plan is not kept then.
-
-        Raises:
-            TypeError: the reduction is not defined for the dtype.
         """
         plan = self._plans.get(key) if algorithm is None else None
         if plan is None:

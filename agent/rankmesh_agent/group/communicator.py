@@ -30,7 +30,6 @@ Array = np.ndarray[Any, Any]
 _Key = tuple[Any, ...]
 _TIMEOUT_TYPES = frozenset((float, int, timedelta))
 _MAX_TIMEOUTS = 64
-"""Number of different timeouts whose options are kept."""
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
 BARRIER, ALL_REDUCE, BROADCAST, ALL_GATHER, _, REDUCE, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL, _ = OpType
 _BARRIER_KEY = BARRIER, None, 0, None, None
@@ -56,7 +55,6 @@ class Communicator(ABC):
     """The compiled core's ``at_once``, for calls with ``default_options``; None without it, and in a batch."""
 
     message_at_once: Callable[..., bool] | None = None
-    """The compiled core's ``at_once`` for messages; None without it."""
 
     gpus: Any = None
     """Selects the communicator for arrays on GPUs, once there were any."""
@@ -95,11 +93,7 @@ class Communicator(ABC):
         self.default_options = Options(seconds_of(timeout, self.timeout))
 
     def options_within(self, timeout: timedelta | float) -> Options:
-        """Return the options of a synchronous call with a timeout and without any others of its own.
-
-        Raises:
-            TypeError, ValueError: see set_timeout.
-        """
+        """Return the options of a synchronous call with a timeout and without any others of its own."""
         keeps = type(timeout) in _TIMEOUT_TYPES  # others may not be hashable, or may change
         options = self._options_within.get(timeout) if keeps else None
         if options is None:

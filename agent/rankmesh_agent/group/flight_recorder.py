@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +22,6 @@ from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
 from rankmesh_agent.wire.stats import GroupOpStats, OpStats
 
 DEFAULT_CAPACITY = 1000
-"""Calls and messages that the flight recorder keeps by default."""
 MAX_GROUPS = 100
 """Groups that have statistics of their own; the others share OTHER_GROUPS."""
 OTHER_GROUPS = "(other)"
@@ -66,18 +65,6 @@ Record = tuple[RecordOwner, Call | MessageInfo, int, float, float | None, str, i
 is None while it is under way. A bare tuple, because making a named one takes five times as long."""
 
 
-class Latest(Protocol):
-    """The records that ended last, in this order: a deque, or the compiled core's."""
-
-    def append(self, record: Record, /) -> None:
-        """Add a record; the oldest one makes room."""
-
-    def copy(self) -> Iterable[Record]:
-        """Return the records. For any thread."""
-
-    def __getitem__(self, number: int, /) -> Record: ...
-
-
 class RecordedCalls(Protocol):
     """Calls or messages of a group at one rank: their statistics, and those under way."""
 
@@ -111,8 +98,8 @@ class FlightRecorder:
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        self.latest: Latest = deque(maxlen=capacity) if core is None else core.Records(capacity)
-        self.record = self.latest.append
+        self.latest: Any = deque(maxlen=capacity) if core is None else core.Records(capacity)
+        self.record: Callable[[Record], None] = self.latest.append
         """Records a call or message that has ended."""
         self.on_failure: Callable[[DistError, float | None], None] = lambda error, begun: None
         self._since = time.time() - time.monotonic()
@@ -137,9 +124,10 @@ class FlightRecorder:
 
     def _last(self) -> Record | None:
         try:
-            return self.latest[-1]
+            found: Record = self.latest[-1]
         except IndexError:
             return None
+        return found
 
     def add_group(self, group: RecordedGroup) -> None:
         """Read a group from now on."""
@@ -183,9 +171,6 @@ class FlightRecorder:
     def in_flight(self, group: str) -> list[InFlight] | None:
         """Return all calls and messages of a group that have not ended, in GroupInfo's form.
 
-        Args:
-            group: name or id.
-
         Returns:
             None if there is no such group; a group that is being set up is one already.
         """
@@ -206,11 +191,7 @@ class FlightRecorder:
             return {group.state.id: group.algorithms() for group in self._groups}
 
     def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:
-        """Return the records: of the calls that have ended, in that order, then of those that have not.
-
-        Args:
-            group: name or id, to return only that group's.
-        """
+        """Return the records: of the calls that have ended, in that order, then of those that have not."""
         with self._lock:
             records = [*self.latest.copy(), *(record for group in self._groups for record in group.active_records())]
         wanted = [record for record in records if group is None or record[0].matches(group)]

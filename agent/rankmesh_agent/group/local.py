@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -36,7 +35,6 @@ from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.ops import OpType
 
 Array = np.ndarray[Any, Any]
-_log = logging.getLogger("rankmesh")
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
 _ENTER, _PART, _ABORT = Opcode.ENTER, Opcode.PART, Opcode.ABORT
 

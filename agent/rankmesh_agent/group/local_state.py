@@ -34,7 +34,6 @@ _BECAUSE = "; because of it "
 _DESCRIBED = 4
 """Of many ranks that hold up a call, those that the error describes."""
 _ABORT_FLUSH_SECONDS = 0.5
-"""Time limit of an abort that waits for full connections."""
 
 
 class LocalGroupState(GroupState):

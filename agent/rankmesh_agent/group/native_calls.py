@@ -1,4 +1,4 @@
-"""A group's short calls, in shared memory or over TCP, and short messages that the compiled core carries out."""
+"""A group's short calls, in shared memory or over TCP, that the compiled core carries out."""
 
 from __future__ import annotations
 
@@ -22,23 +22,18 @@ from rankmesh_agent.collectives import (
 )
 from rankmesh_agent.collectives.reduction import combine, ignore_fp_errors
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.shared_memory.segment import Segment
-from rankmesh_agent.wire import frames
-from rankmesh_agent.wire.dtypes import UNPADDED, code_of
-from rankmesh_agent.wire.frames import SMALL, Opcode
+from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import OpStats
 
 Submit = Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
-"""See CallQueue.submit."""
 _ONE_EXCHANGE = frozenset(
     {
         all_gather.small_link,
@@ -72,17 +67,9 @@ _IN_LANES = frozenset({OpType.SCATTER, OpType.REDUCE_SCATTER, OpType.ALL_TO_ALL}
 _MAX_BYTES = 1 << 17
 """Of an array to be reduced: NumPy reduces longer ones faster, with wider instructions."""
 
-_MAX_KINDS = 1024
-"""Of messages, of which the core keeps what it needs."""
-_TAGS = range(-(1 << 63), 1 << 63)
-
 
 class NativeCalls:
-    """The calls of a group that the compiled core carries out.
-
-    Args:
-        members: the group's memory, or its messages, see Backend.direct.
-    """
+    """The calls of a group that the compiled core carries out."""
 
     def __init__(
         self,
@@ -133,46 +120,10 @@ class NativeCalls:
 
     def added_to(self, stats: Mapping[str, OpStats]) -> dict[str, OpStats]:
         """Return statistics by operation, with those of the core's calls."""
-        return dict(stats) | {name: _total(stats[name], counts) for name, counts in self._counts.copy().items()}
+        return dict(stats) | {name: total_of(stats[name], counts) for name, counts in self._counts.copy().items()}
 
 
-class NativeMessages(dict[Any, Any]):
-    """The synchronous messages of a group that the compiled core carries out: those of each kind."""
-
-    def __init__(self, core: ModuleType, state: LocalGroupState, matcher: MessageMatcher) -> None:
-        super().__init__()
-        self._core = core
-        self._state = state
-        self._credits = matcher.credits
-        self._counts = {"send": core.Counts(), "recv": core.Counts()}
-        queues = matcher.receives.queues, matcher.unexpected.queues
-        self.at_once = core.Messages(state, state.engine, queues, self, core_contention).at_once
-
-    def added_to(self, stats: Mapping[str, OpStats]) -> dict[str, OpStats]:
-        """Return statistics by operation, with those of the core's messages."""
-        return {op: _total(stats[op], counts) for op, counts in self._counts.items()}
-
-    def __missing__(self, kind: tuple[bool, np.dtype[Any], int, int, int]) -> Any:
-        """Return the core's Message of a kind of messages, None if it does not carry them, or not yet."""
-        sends, dtype, count, global_rank, tag = kind
-        state, engine = self._state, self._state.engine
-        member = global_rank in state.global_ranks
-        rank = state.ranks[state.global_ranks.index(global_rank)] if member else engine.rank
-        peer, nbytes, message = engine.rings.get(rank), count * dtype.itemsize, None
-        if peer is None and rank != engine.rank and not engine.is_connected(rank):
-            return None
-        if peer is not None and dtype in UNPADDED and nbytes <= engine.eager_limit and tag in _TAGS:
-            op = "send" if sends else "recv"
-            header = frames.encode(Opcode.EAGER, code_of(dtype), state.group, engine.epoch, 0, 0, tag, nbytes)
-            what = op, dtype, count, rank, tag
-            message = self._core.Message(state, what, self._counts[op], header, peer, self._credits[rank], nbytes)
-        if len(self) >= _MAX_KINDS:
-            self.clear()
-        self[kind] = message
-        return message
-
-
-def _total(stats: OpStats, counts: Any) -> OpStats:
+def total_of(stats: OpStats, counts: Any) -> OpStats:
     """Return the sum of an operation's statistics and those of the core's calls."""
     nbytes, seconds, buckets = counts.totals()
     found = OpStats(nbytes, seconds, 0, buckets)

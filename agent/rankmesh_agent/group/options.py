@@ -17,8 +17,6 @@ class Options(NamedTuple):
     """Options of a call.
 
     Attributes:
-        timeout: seconds the call may take.
-        async_op: return at once.
         result: the user's arrays, for ``Work.result()``.
         deadline: deadline of a call, counted from its submission also if it is queued; replaces ``timeout``.
     """

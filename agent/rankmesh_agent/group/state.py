@@ -37,10 +37,7 @@ class GroupState(ABC, object if core is None else core.State):  # type: ignore[m
     Attributes:
         failure: the first failure, None while the group works.
         call: the latest call, START_UP before the first.
-        seq: its number.
-        nbytes: bytes of its arrays.
         started_at: when it began, by the monotonic clock; None when it has ended.
-        deadline: its deadline.
         on_failure: called with the lock held when the group fails.
         global_ranks: global ranks of the members, by group rank: ``ranks``, unless the world has shrunk since. Errors
             name these.
@@ -139,12 +136,10 @@ class GroupState(ABC, object if core is None else core.State):  # type: ignore[m
     def describe(self) -> str:
         return "" if self.details is None else self.details()
 
-    @abstractmethod
     def check(self, missing: Callable[[], list[int]]) -> None:
-        """See CallContext."""
+        self.raise_if_failed()  # the agent of an attached process checks the peers
 
-    @abstractmethod
     def wait(
         self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
     ) -> None:
-        """See CallContext."""
+        raise NotImplementedError

@@ -45,7 +45,6 @@ ANY_REQUEST = (400, 401, 403, 408, 413, 421, 429, 431)
 """Error statuses of every request: of the server and of SecurityMiddleware."""
 
 Responses = dict[int | str, dict[str, Any]]
-"""The type of FastAPI's ``responses=``."""
 
 
 def problem_responses(meanings: Mapping[int, str]) -> Callable[..., Responses]:

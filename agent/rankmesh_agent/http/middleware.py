@@ -61,7 +61,6 @@ BODY_SECONDS = 20.0
 """Seconds that a request's body may be late: each _MIN_BODY_BYTES_A_SECOND that come make up for one."""
 _MIN_BODY_BYTES_A_SECOND = 16 << 10
 PROBLEM_TYPE = "application/problem+json"
-"""The media type of a problem document."""
 
 
 def role_table(patterns: Mapping[Role, str]) -> Callable[[str, str], Role]:

@@ -11,11 +11,7 @@ from prometheus_client.registry import Collector
 
 
 def render_metrics(collect: Callable[[], Iterable[Metric]], accept: str | None) -> tuple[bytes, str]:
-    """Return the metrics, including those of the process, and their media type.
-
-    Args:
-        accept: the request's Accept header, which may prefer OpenMetrics.
-    """
+    """Return the metrics, including those of the process, and their media type."""
 
     class Service(Collector):
         def collect(self) -> Iterable[Metric]:

@@ -36,7 +36,6 @@ T = TypeVar("T")
 
 _NAME = "rankmesh-heartbeat"
 _MIN_INTERVAL_SECONDS = 0.1
-"""The least time between two heartbeats."""
 _ATTEMPTS = 3
 """Heartbeats in a row at most: after the first one, the gateway may ask for a complete one, and for groups' ranks."""
 

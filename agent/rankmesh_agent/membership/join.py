@@ -27,7 +27,11 @@ JOINS_A_SECOND = 2000
 """First requests of a large world in a second."""
 _CHECK_SECONDS = 0.5
 _MAX_NAMED = 4
-"""Ranks named in an error about settings."""
+_COMMON_SETTINGS = {
+    "RANKMESH_EAGER_BYTES": "eager_bytes",
+    "RANKMESH_FULL_MESH": "full_mesh",
+    "RANKMESH_TRANSPORT": "transport",
+}
 
 
 def join(
@@ -125,23 +129,12 @@ def all_members(reply: JoinReply) -> dict[int, Member]:
 
 
 def check_settings(members: Sequence[Member]) -> None:
-    """Check that the settings that must be the same on all ranks are the same.
-
-    Raises:
-        DistNetworkError: they differ; the error names the variable, and the ranks with each value.
-    """
-    eager: dict[object, list[Member]] = {}
-    full: dict[object, list[Member]] = {}
-    forced: dict[object, list[Member]] = {}
-    for member in members:
-        if member.eager_bytes >= 0:
-            eager.setdefault(member.eager_bytes, []).append(member)
-        if member.full_mesh >= 0:
-            full.setdefault(member.full_mesh, []).append(member)
-        if member.transport in ("tcp", "shm"):  # auto is compatible with both
-            forced.setdefault(member.transport, []).append(member)
-    settings = {"RANKMESH_EAGER_BYTES": eager, "RANKMESH_FULL_MESH": full, "RANKMESH_TRANSPORT": forced}
-    for variable, found in settings.items():
+    """Check that the settings that must be the same on all ranks are the same."""
+    for variable, name in _COMMON_SETTINGS.items():
+        found: dict[object, list[Member]] = {}
+        for member in members:
+            if (value := getattr(member, name)) not in (-1, "", "auto"):  # auto is compatible with both transports
+                found.setdefault(value, []).append(member)
         if len(found) > 1:
             values = "; ".join(f"{value} on {_described(having)}" for value, having in found.items())
             raise DistNetworkError(

@@ -14,7 +14,6 @@ from rankmesh_agent.wire.schemas import LISTED_MEMBERS, UNASSIGNED, JoinReply, M
 _log = logging.getLogger("rankmesh")
 
 REPORT_SECONDS = 10.0
-"""Interval of the reports."""
 GATEWAY_SECONDS = 5.0
 """Seconds of failed attempts to reach the gateway before the first report of that."""
 _MAX_HOSTS = 8

@@ -1,24 +1,38 @@
-"""MPI backend of a group: its collectives, its point-to-point messages, and the watchdog of both."""
+"""MPI backend of a group: its collectives, its point-to-point messages, and the watchdog of both.
+
+The watchdog ends a call that cannot end by itself: it aborts the group at all members. With ULFM it revokes the
+communicator, which ends the call; without, nothing interrupts the call, so the watchdog logs the error, and ends the
+job with MPI_Abort.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.backends.base import MONITORED, Backend, CallContext
 from rankmesh_agent.backends.fingerprint import raise_mismatch, verify
 from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.group.call_monitor import CallMonitor
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.mpi.collectives import Collectives
 from rankmesh_agent.mpi.library import fault_classes, mpi
-from rankmesh_agent.mpi.messages import MpiMessages
-from rankmesh_agent.mpi.watchdog import WATCHDOG, CallWatchdog
+from rankmesh_agent.mpi.messages import MpiMessages, poll_orphaned
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.shared_memory.slots import CallMismatchError
-from rankmesh_agent.wire.errors import DistBackendError
+from rankmesh_agent.wire.errors import DistBackendError, DistError
 from rankmesh_agent.wire.object_records import OBJECTS
 from rankmesh_agent.wire.ops import Call, OpType
 
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 1.0
+"""Time that a call has to end by itself before the job is ended."""
+
+_log = logging.getLogger("rankmesh")
+WATCHDOG = Watchdog("rankmesh-mpi-watchdog", _GRACE_SECONDS + 1)
 _VERDICT_SECONDS = 15.0
 """Time that the mesh has to name the dead rank behind an error of MPI: milliseconds do, or 10 s for a silent host."""
 
@@ -46,8 +60,8 @@ class MpiBackend(Backend):
         self._compare_calls = compare_calls
         self._error: Any = mpi().Exception
         self._faults = fault_classes()
-        self._watchdog = CallWatchdog(group, self.messages, self._revoke if self._faults else None)
-        self._check = self._watchdog.check
+        self._in_call = False  # inside MPI
+        self._monitor = CallMonitor(group.state, group.link.calls)
         if group.size > 1:
             WATCHDOG.add(self._check)
 
@@ -63,11 +77,11 @@ class MpiBackend(Backend):
             verify(self._link, context)
             if algorithm is verify:
                 return
-        self._watchdog.in_call = True
+        self._in_call = True
         try:
             algorithm(*arguments)
         except CallMismatchError:
-            self._watchdog.in_call = False
+            self._in_call = False
             raise_mismatch(self._link, context)
         except self._error as error:
             if error.Get_error_class() in self._faults:
@@ -80,7 +94,7 @@ class MpiBackend(Backend):
                 seq=context.seq,
             ) from error
         finally:
-            self._watchdog.in_call = False
+            self._in_call = False
 
     def _revoke(self) -> None:
         """End the calls of all members on the communicator."""
@@ -90,12 +104,48 @@ class MpiBackend(Backend):
         alone.Revoke()
         alone.Free()
 
+    def _check(self) -> float:
+        """Progress the messages, and end the call inside MPI if it cannot complete; see group.watchdog.Check."""
+        poll_orphaned()
+        state = self._group.state
+        if state.failure is None:
+            self.messages.progress()
+        call, seq, started_at = state.call, state.seq, state.started_at
+        if not state.engine.closed:
+            self._monitor.progress()
+            if started_at is not None and self._in_call and state.seq == seq:
+                error = self._monitor.error(seq, call.fingerprint, str(call), state.deadline)
+                if error is not None and self._in_call and state.seq == seq:
+                    self._end(error, seq)
+        return _POLL_SECONDS
+
+    def _end(self, error: DistError, seq: int) -> None:
+        """Abort the group because of an error, and end the call: by MPI, else with the job, and log the error then."""
+        state = self._group.state
+        if self._faults:
+            state.abort(error)
+            self._revoke()
+            return
+        _log.critical(
+            "%s: %s. MPI lets nothing end this call but the end of the job: rank %d ends it",
+            type(error).__name__,
+            error.message,
+            state.global_rank(state.engine.rank),
+        )
+        state.abort(error)
+        until = time.monotonic() + _GRACE_SECONDS
+        while time.monotonic() < until:
+            if not self._in_call or state.seq != seq:
+                return
+            time.sleep(_POLL_SECONDS / 10)
+        mpi().COMM_WORLD.Abort(1)
+
     def on_peer_lost(self) -> None:
         WATCHDOG.wake()
 
     def leave(self) -> None:
         WATCHDOG.remove(self._check)
-        self._watchdog.monitor.report_latest()  # ranks in a later call learn that this rank does not make it
+        self._monitor.report_latest()  # ranks in a later call learn that this rank does not make it
         with self._group.engine.lock:
             self.messages.close()
 
@@ -103,7 +153,7 @@ class MpiBackend(Backend):
         comm, self.comm = self.comm, None
         # With a lost member or an active call, Free could wait without end, unless MPI knows of deaths.
         missing = not self._faults and any(rank in self._lost for rank in self._group.ranks)
-        if comm is not None and not missing and not self._watchdog.in_call and not mpi().Is_finalized():
+        if comm is not None and not missing and not self._in_call and not mpi().Is_finalized():
             comm.Free()
 
 

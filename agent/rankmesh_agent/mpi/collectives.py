@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array
-from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, ignore_fp_errors, partial_dtype
+from rankmesh_agent.collectives.reduction import combine_partials, ignore_fp_errors, partial_dtype
+from rankmesh_agent.collectives.rounds import to_partials
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.mpi.buffers import PackedBuffer, address, overlaps, spec
+from rankmesh_agent.mpi.buffers import PackedBuffer, address, datatype, is_native, operation, overlaps, spec
 from rankmesh_agent.mpi.library import mpi
-from rankmesh_agent.mpi.types import datatype, is_native, operation
 from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
@@ -108,12 +108,7 @@ class Collectives:
 
     def _partial(self, op: ReduceOp, array: Array) -> Array:
         """Return the array, or a copy in the wider dtype, for MPI to reduce."""
-        wide = self._wide_dtype(op, array.dtype)
-        if wide is None:
-            return array
-        partial = np.empty(array.size, wide)
-        combine_to_partial(op, [array], partial)
-        return partial
+        return to_partials(array, op, self._wide_dtype(op, array.dtype) or array.dtype)
 
     def _finish(self, op: ReduceOp, partial: Array, out: Array) -> None:
         """Write the result of MPI's reduction into the output."""

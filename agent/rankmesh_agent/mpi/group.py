@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -14,8 +12,11 @@ from rankmesh_agent.collectives.link import Link
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.mpi.backend import MpiBackend, raise_failure
 from rankmesh_agent.mpi.library import fault_classes, mpi
+from rankmesh_agent.net.deadline import in_thread
 from rankmesh_agent.wire.errors import DistBackendError, DistError
 
+_THREAD = "rankmesh-mpi-group"
+"""Calls of MPI that wait for a rank which may not come: nothing interrupts them."""
 _TAGS = 1 << 15
 """Number of tags that every MPI library supports."""
 _POLL_SECONDS = 0.01
@@ -69,7 +70,7 @@ def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bo
     mpi_group = MPI.COMM_WORLD.group.Incl(ranks)
     try:
         parent = _parent(group, ranks, {peer for member in members for peer in member["dead"]})
-        comm = _finish(_begin(parent.Create_group, mpi_group, group.id % _TAGS), group)
+        comm = _finish(in_thread(_THREAD, parent.Create_group, mpi_group, group.id % _TAGS), group)
     except MPI.Exception as error:
         if error.Get_error_class() in fault_classes():
             raise_failure(group)
@@ -95,7 +96,7 @@ def _parent(group: LocalCommunicator, ranks: list[int], dead: set[int]) -> Any:
         )
     if _shrinking is None:
         parent.Revoke()  # ends the calls of an attempt that another death has ended
-        _shrinking = _begin(parent.Shrink)
+        _shrinking = in_thread(_THREAD, parent.Shrink)
     parent, _shrinking = _finish(_shrinking, group), None
     parent.Set_errhandler(mpi().ERRORS_RETURN)
     positions = parent.group.Translate_ranks(None, world.group)
@@ -103,20 +104,6 @@ def _parent(group: LocalCommunicator, ranks: list[int], dead: set[int]) -> Any:
     if not set(ranks) <= set(positions):
         raise_failure(group)
     return parent
-
-
-def _begin(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Call MPI in a thread: nothing interrupts a call that waits for a rank which does not come."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="rankmesh-mpi-group", daemon=True).start()
-    return future
 
 
 def _finish(future: Future[Any], group: LocalCommunicator) -> Any:

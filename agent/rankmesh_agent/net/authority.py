@@ -27,18 +27,7 @@ from rankmesh_agent.wire.credentials import hkdf, tls_secret
 
 _BEGIN, _END = datetime.datetime(2020, 1, 1), datetime.datetime(2120, 1, 1)
 """Validity of all certificates: hosts' clocks may be wrong, and a token has no end."""
-SIGNS = x509.KeyUsage(
-    digital_signature=False,
-    content_commitment=False,
-    key_encipherment=False,
-    data_encipherment=False,
-    key_agreement=False,
-    key_cert_sign=True,
-    crl_sign=False,
-    encipher_only=False,
-    decipher_only=False,
-)
-"""Use of the key of an authority."""
+SIGNS = x509.KeyUsage(*(use == 5 for use in range(9)))  # key_cert_sign, of its parameters
 
 
 @functools.lru_cache(64)

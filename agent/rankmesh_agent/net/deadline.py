@@ -1,12 +1,17 @@
-"""Deadline of a call: the point in time at which its waits end."""
+"""Deadline of a call: the point in time at which its waits end; and calls in threads, which have none themselves."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
+from typing import Any, TypeVar
 
 _DAY = 86400.0
+T = TypeVar("T")
 
 
 class Deadline:
@@ -54,3 +59,17 @@ def seconds_of(timeout: timedelta | float | None, default: float) -> float:
     if seconds < 0 or math.isnan(seconds):
         raise ValueError(f"timeout must not be negative, got {timeout!r}; give seconds or a datetime.timedelta")
     return seconds
+
+
+def in_thread(name: str, function: Callable[..., T], *arguments: Any, into: Future[T] | None = None) -> Future[T]:
+    """Call a function in a daemon thread of its own; return the future of its result."""
+    future = Future() if into is None else into
+
+    def run() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

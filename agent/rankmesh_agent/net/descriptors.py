@@ -22,11 +22,8 @@ _latest = 0.0, ""
 """Time and text of the latest warning."""
 
 
-class DescriptorLimitError(DistNetworkError):
+class DescriptorLimitError(DistNetworkError, code="descriptor-limit", status=503):
     """This process, or its machine, has no more file descriptors."""
-
-    code = "descriptor-limit"
-    status = 503
 
 
 def raise_limit() -> Callable[[], None]:

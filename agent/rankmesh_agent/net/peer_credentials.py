@@ -26,7 +26,6 @@ from rankmesh_agent.net.sockets import peer_closed
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 
 Endpoint = tuple[bytes, int]
-"""Address and port."""
 
 _LOOKS = 5
 """Readings of the table, which may miss a row while others come and go, before a connection has no owner."""
@@ -45,11 +44,8 @@ _log = logging.getLogger("rankmesh")
 _warning = WarningInterval()
 
 
-class PeerRefusedError(DistNetworkError):
+class PeerRefusedError(DistNetworkError, code="other-user", status=403):
     """A process of another user has connected, and there is no token by which it could prove that it may."""
-
-    code = "other-user"
-    status = 403
 
 
 class PeerNotLocalError(PeerRefusedError):

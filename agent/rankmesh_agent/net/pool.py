@@ -12,9 +12,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 
 MAX_IDLE = 8
-"""Connections that are kept while no call uses them."""
 _ACCEPT_SECONDS = 5.0
-"""Time limit of the attempts to be accepted."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 T = TypeVar("T")

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.net.memory import FIRST_BYTES, GrowableMemory, next_size
 from rankmesh_agent.net.sockets import peer_closed
 from rankmesh_agent.net.tls_socket import NO_SIGNAL, TlsError
 from rankmesh_agent.wire import attach_frames
@@ -31,6 +30,8 @@ _ONE_SLICE = struct.pack("ll", SLICE_SECONDS, 0)
 _MAX_BUFFERS = 512
 """Buffers of one system call; the kernel accepts 1024."""
 _MAX_FDS = 4
+_FIRST_BYTES, _GROWTH = 1 << 20, 4
+"""Memory for announced bytes before any has come, and how much more there is each time that all of it is filled."""
 
 
 class StreamClosedError(Exception):
@@ -156,11 +157,7 @@ class FramedStream:
             return data
 
     def receive_into(self, views: Sequence[memoryview], deadline: Deadline | None = None) -> None:
-        """Receive a payload after its header, until a deadline; without one, as long as the peer sends.
-
-        Raises:
-            StreamClosedError, StreamTimeoutError: see receive.
-        """
+        """Receive a payload after its header, until a deadline; without one, as long as the peer sends."""
         stall = deadline or Deadline(SEND_SECONDS)
         shortened = False
         for view in views:
@@ -193,12 +190,9 @@ class FramedStream:
 
         Args:
             begun: the first of them, which have been received already.
-
-        Raises:
-            StreamClosedError, StreamTimeoutError: see receive.
         """
         received = len(begun)
-        data = bytearray(min(size, max(FIRST_BYTES, received)))
+        data = bytearray(min(size, max(_FIRST_BYTES, received)))
         data[:received] = begun
         while True:
             with memoryview(data) as view:
@@ -206,7 +200,7 @@ class FramedStream:
             received = len(data)
             if received == size:
                 return data
-            data += bytes(next_size(received, size) - received)
+            data += bytes(min(size, _GROWTH * received) - received)
 
     def peer_closed(self) -> bool:
         """Return whether the peer has closed the connection."""
@@ -222,12 +216,7 @@ class FramedStream:
         self.sock.close()
 
     def greet(self, handshake: Handshake[T], seconds: float) -> T:
-        """Run a handshake on the stream's socket, and use the socket with TLS from then on; return its result.
-
-        Raises:
-            AuthenticationError, ProtocolError: see Handshake.
-            StreamClosedError, StreamTimeoutError: see receive.
-        """
+        """Run a handshake on the stream's socket, and use the socket with TLS from then on; return its result."""
         try:
             return handshake.run(seconds)
         except TlsError as error:
@@ -254,26 +243,15 @@ class ReusableBuffer:
         return self._keep(np.empty(nbytes, np.uint8))
 
     def receive(self, stream: FramedStream, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Receive bytes that a header has announced; the result is valid until the next call.
-
-        Raises:
-            StreamClosedError, StreamTimeoutError: see FramedStream.receive.
-        """
-        if nbytes <= max(self._memory.size, FIRST_BYTES):
+        """Receive bytes that a header has announced; the result is valid until the next call."""
+        if nbytes <= max(self._memory.size, _FIRST_BYTES):
             kept = self.take(nbytes)
             stream.receive_into([kept.data])
             return kept
-        received, memory = 0, GrowableMemory(nbytes)
         try:
-            while True:
-                with memoryview(memory.pages) as view:
-                    stream.receive_into([view[received:]])
-                received = len(memory.pages)
-                if received == nbytes:
-                    return self._keep(memory.array())
-                memory.grow(received)
+            return self._keep(np.frombuffer(stream.receive_bytes(nbytes), np.uint8))
         except MemoryError as error:
-            raise StreamClosedError(f"{error}, which it sends") from error
+            raise StreamClosedError(f"there is no memory for {nbytes} bytes, which it sends") from error
 
     def _keep(self, memory: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Keep memory for later calls, unless it is too large; return it."""

@@ -35,7 +35,6 @@ class StreamServer(Generic[S]):
     """
 
     attachment_bytes = 0
-    """Size of the clients' attachments."""
 
     def __init__(
         self, service: Service, make: Callable[[socket.socket], S], credentials: Callable[[], Credentials]

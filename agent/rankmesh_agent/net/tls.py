@@ -35,7 +35,6 @@ _REMEDY = "set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY"
 _forwarded: set[tuple[str, int]] = set()
 """Addresses of this host at which a process forwards connections to another one."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
-"""Ports of URLs without one."""
 
 
 def server_context(
@@ -81,11 +80,7 @@ def client_side(
 
 
 def server_side(sock: socket.socket, peer: str, token: str | Credentials, settings: TlsSettings) -> TlsSocket:
-    """Return the server's end of TLS on a socket, whose handshake has not begun; clients must show a certificate.
-
-    Raises:
-        ConnectionAbortedError: this process has neither certificates nor a token.
-    """
+    """Return the server's end of TLS on a socket, whose handshake has not begun; clients must show a certificate."""
     context = server_context(settings, token, mutual=True)
     if context is None:
         raise refuse_tls(sock)

@@ -57,7 +57,6 @@ class ObservedRank:
         self._stacks: list[ThreadStack] = []
         self._since = self._sampled_at = time.monotonic()
         self._sample_seconds = 1.0
-        self._used = (0.0, self._since)
         self._http = HttpServer.bind(settings, host)
         views = SnapshotServer(self._view, lambda: settings.job_credentials, Service.PROCESS)
         self._http.start(lambda: _not_found, {Service.PROCESS: views}, on_demand=True)
@@ -85,18 +84,10 @@ class ObservedRank:
     def _send_heartbeat(self) -> None:
         if self._beats.is_due([]):
             place = self._job, self._epoch, self._world_size, self._member
-            self._beats.send(Heartbeat(*place, process=self._usage()))
+            self._beats.send(Heartbeat(*place, usage=process.usage_of(python_below(self.pid))))
         if time.monotonic() >= self._sampled_at + self._sample_seconds:
             self._sample_seconds = min(2 * self._sample_seconds, _SAMPLE_SECONDS)
             self._sample()
-
-    def _usage(self) -> str:
-        """Return the state of the process, its use of the CPU since the last heartbeat, and its memory, as text."""
-        pid = python_below(self.pid)
-        used, now = process.run_seconds(pid), time.monotonic()
-        (before, at), self._used = self._used, (used, now)
-        share = max(0.0, used - before) / max(now - at, 1e-3) if before else 0.0
-        return f"{process.state_of(pid)}, {share:.0%} of a core, {process.memory_bytes(pid) >> 20} MiB"
 
     def _view(self, _: Client) -> ProcessView:
         """Return the process, with the time for which several samples of its stack have been the same."""
@@ -114,7 +105,7 @@ class ObservedRank:
             view = process.view(python_below(self.pid), _SPY_SECONDS)
             now = self._sampled_at = time.monotonic()
             if not view.stacks and self._stacks and view.state in RUNNING:  # py-spy had no time, or met a change
-                view.stacks = self._stacks
+                view.stacks, view.no_stacks = self._stacks, ""
                 return view
             self._stacks = view.stacks
             calls = [each for stack in view.stacks[:1] for each in stack.frames if each.origin == "user"]

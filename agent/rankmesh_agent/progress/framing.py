@@ -105,10 +105,8 @@ class FramedConnection(object if core is None else core.Framing):  # type: ignor
         paused: whether a frame has arrived whose buffer has not been posted.
         at_eof: whether the peer has closed the connection: only bytes that have arrived can be received.
         corked: whether frames are queued rather than sent, because more may follow at once.
-        outgoing: the queued frames.
         custom_events: whether epoll waits for events other than received bytes.
         remote_reads: the messages to read from the peer's memory, in order.
-        staging: memory for received bytes.
         bare_fd: descriptor of a socket that carries nothing but frames, thus without TLS; -1 for none.
         address: of the memory for received bytes.
         unread: whether the latest ``take`` has left bytes that poll does not report.

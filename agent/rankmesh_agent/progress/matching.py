@@ -52,7 +52,6 @@ _MIN_COST = 1 << 10
 _EAGER, _RTS, _CTS, _BULK = Opcode.EAGER, Opcode.RTS, Opcode.CTS, Opcode.BULK  # read off once, see communicator
 _EMPTY = memoryview(bytearray())
 _MAX_REASON_BYTES = 1 << 10
-"""Bytes of a refusal's reason that are kept."""
 
 
 @dataclass(eq=False, slots=True)

@@ -43,13 +43,11 @@ _STATUS = 0xFFFFFF00
 _LAUNCHES = 0xFFFFFF01
 """The same of the calls that run on GPUs."""
 _MAX_TEXT = 200
-"""Characters of a call in such a report."""
 DIRECT_RANKS = 3
 """Most ranks in a group that arrive by messages between all of them: one step, but size (size - 1) messages."""
 _CONNECT_SECONDS = 0.1
 """Seconds of a wait after which this rank connects to those that it waits for: it then notices their end at once."""
 _MAX_CONNECTED = 8
-"""Number of ranks to which a wait connects."""
 _MAX_STEPS_AHEAD = 256
 """Steps for which arrivals are kept, of this call and later ones: more than a peer that makes the calls is ahead."""
 _STAR_RANKS = 12

@@ -17,7 +17,6 @@ from rankmesh_agent.progress.framing import Transfer
 ANY = -1
 """Source of a receive that matches messages from every rank."""
 UNANNOUNCED = 0
-"""Id of a message that is not announced."""
 
 
 @dataclass(eq=False, slots=True)

@@ -17,7 +17,6 @@ from rankmesh_agent.wire.schemas import Member
 IDENTITY = struct.Struct("!II32s32s")
 """A client's part of its HELLO: its rank, the epoch, and the instances of both processes."""
 DIAL_SECONDS = 60.0
-"""Time limit of the attempts to connect to a rank."""
 _ATTEMPT_SECONDS = 10.0
 """Timeout of one address, if the peer has several."""
 RETRY_SECONDS = 0.1
@@ -28,8 +27,6 @@ class OutgoingConnection:
 
     Attributes:
         pending: the current attempt, None between two attempts.
-        retry_at: time of the next attempt.
-        abandon_at: time at which the current attempt ends.
         rounds: how often all addresses have failed.
     """
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 SLICE_SECONDS = 0.1
 """Maximum duration of one sleep: between two sleeps the deadline is checked."""
 _PAUSE_SECONDS = 0.1
-"""Pause of the background thread after an error."""
 _GRACE_SECONDS = 0.001
 """Seconds without a call of the foreground after which the background thread begins to drive."""
 

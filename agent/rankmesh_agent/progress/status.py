@@ -21,9 +21,7 @@ _SECONDS = 0.05
 _SECONDS_EACH = 0.02
 """The same for each member of a small group: there are many such reports, and the ranks arrive further apart."""
 _SECONDS_LARGE = 0.3
-"""Seconds between reports in a large group."""
 _MAX_WAITS = 100
-"""Ranks in a status."""
 _Entries = list[tuple[int, int, int, str, tuple[tuple[int, int], ...], str]]
 """The statuses of a frame, as JSON; the last member has the ranks as hexadecimal bits."""
 
@@ -149,11 +147,7 @@ class CallTable:
         return found
 
     def missing(self, seq: int, arrived: Collection[int] = ()) -> list[int]:
-        """Return the other ranks that have not come to a call.
-
-        Args:
-            arrived: ranks that have, as messages show.
-        """
+        """Return the other ranks that have not come to a call."""
         come = 1 << self._rank
         for status, ranks in self._ranks.items():
             if status.seq >= seq:

@@ -40,7 +40,6 @@ _EXHAUSTED_SECONDS = 1.5
 _EXHAUSTED_VALID_SECONDS = 3.0
 """The same of a report, which comes every second."""
 _QUESTION, _ANSWER = 0, 1
-"""Part of the frames."""
 _MAX_MEMBERS = 64
 """Members of a group to all of which waits are reported."""
 

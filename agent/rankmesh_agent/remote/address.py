@@ -21,11 +21,7 @@ def socket_path(directory: str, agent_id: str) -> str:
 
 
 def listen(directory: str, agent_id: str) -> socket.socket:
-    """Return a listening socket at an agent's path, for its own user alone; remove those of agents that were killed.
-
-    Raises:
-        OSError: the directory takes no socket.
-    """
+    """Return a listening socket at an agent's path, for its own user alone; remove those of agents that were killed."""
     _remove_stale(directory)
     path = socket_path(directory, agent_id)
     listener = close_in_children(socket.socket(socket.AF_UNIX))

@@ -55,9 +55,6 @@ class RemoteAgent:
     Args:
         terms: of the lease, without holder and the time of the join; ``member.rank`` has the rank.
 
-    Attributes:
-        member, members, world: see Agent; its addresses are those of the standalone agent.
-
     Raises:
         AgentTakenError: another process has the agent.
         DistNetworkError: the agent cannot be reached, or the join failed; the subclass and the message have the cause.
@@ -85,7 +82,6 @@ class RemoteAgent:
         self.world = self._make_group(joined.world)
 
     def num_waiting(self, seconds: float) -> int:
-        """See Agent."""
         return self._client.ask(NumWaiting(seconds), seconds)
 
     def grow(self, world_size: int, seconds: float) -> RemoteAgent:
@@ -118,24 +114,20 @@ class RemoteAgent:
 
     @property
     def failed_ranks(self) -> list[int]:
-        """See Agent."""
         with contextlib.suppress(DistError):  # the agent is gone
             return self._client.ask(FailedRanks())
         return []
 
     def failure_naming(self, ranks: Collection[int]) -> DistError | None:
-        """See Agent."""
         return self._client.failure(Failure(naming=list(ranks)))
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
-        """See Agent."""
         with contextlib.suppress(DistError):  # the agent is gone
             self._client.ask(RecordFailure(group.id, error_data(error)))
 
     def new_group(
         self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int] | None = None
     ) -> RemoteCommunicator:
-        """See Agent.new_group."""
         numbers = list(ranks if global_ranks is None else global_ranks)
         try:
             description = self._client.ask(NewGroup(list(ranks), timeout, numbers), timeout)
@@ -156,14 +148,12 @@ class RemoteAgent:
         return group
 
     def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
-        """See Agent."""
         self._groups[:] = [other for other in self._groups if other is not group]
         with contextlib.suppress(DistError):
             self._client.ask(DropGroup(group.id, None if how is None else how.encode()), CONTROL_SECONDS)
         group.close()
 
     def set_world(self, group: RemoteCommunicator) -> None:
-        """See Agent.set_world."""
         group.become_world()
         self.world = group
 
@@ -179,7 +169,7 @@ class RemoteAgent:
         """The job's store, by way of the agent."""
         return SessionStore(self._client)
 
-    def close(self, reason: str = "", *, raised: bool = False, exit_text: str = "") -> None:
+    def close(self, reason: str = "", *, raised: bool = False, exit_text: str = "", place: str = "") -> None:
         """See Agent.close: the agent leaves for this process, and is free again. Does nothing the second time."""
         if self._client.left:
             return
@@ -193,7 +183,7 @@ class RemoteAgent:
                 self._client.left = True
                 for group in self._groups:
                     group.state.mark_destroyed()
-                self._client.release(Release(reason, raised, exit_text))
+                self._client.release(Release(reason, raised, exit_text, place))
 
     def end_in_child(self) -> None:
         """End the groups in a forked child, without a message to the agent."""

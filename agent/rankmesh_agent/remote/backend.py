@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.backends.base import Backend, CallContext
@@ -40,16 +40,6 @@ class RemoteGroupState(GroupState):
                 failure = self._client.failure(Abort(error_data(error), self.group))
             if failure is not None:
                 self.fail(without_traceback(failure))
-
-    def check(self, missing: Callable[[], list[int]]) -> None:
-        """See CallContext. The agent checks the peers."""
-        self.raise_if_failed()
-
-    def wait(
-        self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
-    ) -> None:
-        """Not offered: the agent moves messages, and waits for them."""
-        raise AssertionError("an attached process has no messages of its own to wait for")
 
 
 class RemoteBackend(Backend):
@@ -90,9 +80,6 @@ class RemoteBackend(Backend):
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         algorithm(*arguments)
-
-    def close(self) -> None:
-        """Do nothing: the agent closes its own backend."""
 
 
 class EngineBackend(CustomBackend):

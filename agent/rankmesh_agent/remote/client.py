@@ -38,7 +38,6 @@ _CONNECT_SECONDS = 5.0
 _RESPONSE_GRACE_SECONDS = 10.0
 """Time limit of a response after that of its call: the agent reports a timeout first."""
 CONTROL_SECONDS = 5.0
-"""Time limit of opening a stream."""
 _RELEASE_SECONDS = 10.0
 _LAST_RESPONSE_SECONDS = 2.0
 """Time limit of the response with which an agent ends a lease, once it has closed another connection."""

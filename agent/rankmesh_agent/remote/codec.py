@@ -15,7 +15,6 @@ from rankmesh_agent.wire.schemas import Member
 
 T = TypeVar("T")
 ErrorData = dict[str, Any]
-"""An error as plain data."""
 
 _BUILTIN_ERRORS: dict[str, type[BaseException]] = {
     kind.__name__: kind

@@ -25,7 +25,6 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import OpType
 
 _message_numbers = itertools.count(1)
-"""Numbers of this process's messages in requests to the agent."""
 
 
 class RemoteCommunicator(Communicator):
@@ -113,11 +112,9 @@ class _Message:
         self._ask(request, request.seconds if request.blocking else 0.0, up, blocking=request.blocking)
 
     def source(self) -> int:
-        """See work.Message."""
         return self.result
 
     def complete(self, deadline: Deadline | None) -> bool:
-        """See work.Message."""
         if not self._done:
             own = deadline is self.deadline
             seconds = None if deadline is None else deadline.remaining()

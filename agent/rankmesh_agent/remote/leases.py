@@ -15,13 +15,12 @@ from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JoinTerms
-from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline, in_thread
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseTerms
 
 _JOIN_END_SECONDS = 5.0
-"""Time limit of the end of a join, when the agent ends."""
 _log = logging.getLogger("rankmesh")
 
 
@@ -108,11 +107,7 @@ class LeaseManager:
             return LeaseState(self._active.lease, "joining" if self._active.agent is None else "joined")
 
     def acquire(self, terms: LeaseTerms, on_end: Callable[[str], None] = lambda reason: None) -> ActiveLease:
-        """Lease the agent, and have it join the job in a thread of its own; for the arguments see ActiveLease.
-
-        Raises:
-            AgentTakenError: the agent is leased already, or about to end.
-        """
+        """Lease the agent, and have it join the job in a thread of its own; for the arguments see ActiveLease."""
         active = ActiveLease(terms, on_end)
         with self._lock:
             if self._closed:
@@ -125,14 +120,7 @@ class LeaseManager:
             self._active = active
         _log.info("agent %r is leased %s", self._name, _holder(active.lease))
         self._on_change()
-
-        def join() -> None:
-            try:
-                active.joining.set_result(self._join(active))
-            except BaseException as error:
-                active.joining.set_exception(error)
-
-        threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
+        in_thread("rankmesh-lease", self._join, active, into=active.joining)
         return active
 
     def grow(self, active: ActiveLease, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:

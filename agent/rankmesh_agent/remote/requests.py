@@ -56,6 +56,7 @@ class Release(Request[None]):
     reason: str
     raised: bool
     exit_text: str
+    place: str = ""
 
 
 # Groups

@@ -31,7 +31,6 @@ from rankmesh_agent.wire.hello import Client, Service
 _MAX_STREAMS = 512
 """Authenticated streams at the same time; more are closed at once. Each stream has a thread."""
 _MAX_REASON = 500
-"""Characters of a reason."""
 
 _log = logging.getLogger("rankmesh")
 
@@ -104,7 +103,8 @@ class SessionServer(StreamServer[AgentStream]):
             if not isinstance(release, Release):
                 raise ProtocolError(f"an attached process sent a {type(release).__name__} over its lease's connection")
             reason = release.reason[:_MAX_REASON]
-            how = {"raised": release.raised, "exit_text": release.exit_text[:_MAX_REASON]}
+            texts = {"exit_text": release.exit_text[:_MAX_REASON], "place": release.place[:_MAX_REASON]}
+            how = {"raised": release.raised, **texts}
         except (StreamClosedError, StreamTimeoutError):
             pass
         finally:

@@ -83,11 +83,7 @@ class Session:
 
     @contextlib.contextmanager
     def serving(self, stream: FramedStream) -> Iterator[None]:
-        """Have the end of the session end a stream that is being served.
-
-        Raises:
-            StreamClosedError: the process is not in the job, or not any more.
-        """
+        """Have the end of the session end a stream that is being served."""
         with self._lock:
             if self._streams is None:
                 raise StreamClosedError("the lease has ended")

@@ -31,7 +31,6 @@ if sys.platform == "linux":
     _SEAL_EXEC = 0x20  # the kernel's own addition, with sysctl vm.memfd_noexec=1
 
 MAX_KEPT_BYTES = 64 << 20
-"""Size of a buffer that a stream keeps for its next calls, at most."""
 _MIN_BYTES = 1 << 20
 
 Memory = npt.NDArray[np.uint8]
@@ -181,11 +180,7 @@ class AgentStream(FramedStream):
     def take_arrays(
         self, dtype: np.dtype[Any], inputs: Sequence[int], outputs: Sequence[int]
     ) -> tuple[list[Array], list[Array]]:
-        """Return the arrays that the request brings, and those that it has the agent fill, given their lengths.
-
-        Raises:
-            ProtocolError: the request has brought another number of bytes, or the arrays are too large.
-        """
+        """Return the arrays that the request brings, and those that it has the agent fill, given their lengths."""
         sent, filled = sum(inputs) * dtype.itemsize, sum(outputs) * dtype.itemsize
         self._check_sizes(sent, filled)
         if self._request.flags & STAGED:

@@ -101,11 +101,8 @@ def timespec_of(seconds: float) -> ctypes._Pointer[_Timespec]:
 _SUGGESTED_SIZE = "1g"
 
 
-class NoSharedMemoryError(DistNetworkError):
+class NoSharedMemoryError(DistNetworkError, code="no-shared-memory", status=507):
     """This process cannot create shared memory, which another attempt does not change."""
-
-    code = "no-shared-memory"
-    status = 507
 
 
 class Mapping:
@@ -168,11 +165,7 @@ class Mapping:
 
     @classmethod
     def open(cls, directory: str, name: str, size: int) -> Mapping:
-        """Map a file that another process has created.
-
-        Raises:
-            DistNetworkError: the file does not exist here, or differs from its announcement.
-        """
+        """Map a file that another process has created."""
         if re.fullmatch(NAME, name) is None:
             raise DistNetworkError(f"{name!r} is not a name of shared memory")
         path = f"{directory}/{name}"

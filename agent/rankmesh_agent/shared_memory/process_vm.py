@@ -10,12 +10,13 @@ import contextlib
 import ctypes
 import errno
 import os
-import threading
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh_agent.net.deadline import in_thread
 from rankmesh_agent.wire.errors import DistNetworkError
 
 CHUNK_BYTES = 8 << 20
@@ -84,22 +85,12 @@ def read(pid: int, address: int, into: int, nbytes: int, *, parallel: bool = Fal
         _read(pid, address, into, nbytes)
         return
     half = nbytes // 2 // _PAGE * _PAGE
-    failures: list[BaseException] = []
-
-    def read_second_half() -> None:
-        try:
-            _read(pid, address + half, into + half, nbytes - half)
-        except BaseException as error:
-            failures.append(error)
-
-    second = threading.Thread(target=read_second_half, name="rankmesh-read", daemon=True)
-    second.start()
+    second = in_thread("rankmesh-read", _read, pid, address + half, into + half, nbytes - half)
     try:
         _read(pid, address, into, half)
     finally:
-        second.join()  # ``into`` is in use until then, also after Ctrl-C
-    if failures:
-        raise failures[0]
+        wait([second])  # ``into`` is in use until then, also after Ctrl-C
+    second.result()
 
 
 def _read(pid: int, address: int, into: int, nbytes: int) -> None:

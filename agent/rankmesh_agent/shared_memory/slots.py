@@ -251,11 +251,7 @@ class Slots(object if core is None else core.Slots):  # type: ignore[misc]  # of
         return [other for line, other in self._others if self._words[line + _LEFT]]
 
     def raise_departed(self, other: int) -> NoReturn:
-        """Raise the error that explains a rank's departure from the call, once it is known.
-
-        Raises:
-            DistBackendError: the rank has failed, left, or aborted the call.
-        """
+        """Raise the error that explains a rank's departure from the call, once it is known."""
         end = time.monotonic() + _DETECTION_SECONDS
         while time.monotonic() < end:
             self._check(lambda: [other])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline, in_thread
 from rankmesh_agent.net.descriptors import is_exhausted
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
@@ -38,6 +37,7 @@ from rankmesh_agent.wire.store_frames import RequestId
 
 SUBMIT_SECONDS = 20.0
 """Seconds in which the server must respond to a command of ``submit`` that does not wait."""
+_THREAD = "rankmesh-store-call"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 """Seconds between attempts to reach a server that is away, about an eighth of the time so far."""
 
@@ -97,7 +97,7 @@ class PendingCall(Future[T]):
     def __init__(self, client: StoreClient, call: Call[T]) -> None:
         super().__init__()
         self._client, self._call = client, call
-        _start(self._run)
+        threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
 
     def cancel(self) -> bool:
         self._call.cancelled = True
@@ -135,16 +135,7 @@ class PendingCall(Future[T]):
         """Return a value to its queue, as its caller has left; a repeated call finds it under the Idempotency-Key."""
         command, request_id = self._call.command, self._call.request_id
         if isinstance(command, QueuePop) and not (request_id is not None and request_id.keyed):
-
-            def put_back() -> None:
-                with contextlib.suppress(DistError):  # the server is gone
-                    self._client.undo(command, result)
-
-            _start(put_back)
-
-
-def _start(run: Callable[[], object]) -> None:
-    threading.Thread(target=run, name="rankmesh-store-call", daemon=True).start()
+            in_thread(_THREAD, self._client.undo, command, result)  # which fails if the server is gone
 
 
 class StoreClient(Store):
@@ -152,9 +143,6 @@ class StoreClient(Store):
 
     Concurrent threads use a connection each, so a waiting call does not delay others. If a connection breaks, its call
     is repeated over another one, and the server executes it once.
-
-    Args:
-        unix_socket: name of the server's unix socket, where that is known.
 
     Attributes:
         failure: the first failure of this world that has ended waits, for errors: perhaps the server's host has failed.
@@ -211,11 +199,7 @@ class StoreClient(Store):
         return PendingCall(self, Call(command, _keyed_id(idempotency_key, command) if idempotency_key else None))
 
     def execute(self, command: Command[T], timeout: float | None = None, call: Call[T] | None = None) -> T:
-        """Execute a command: see the base class.
-
-        Args:
-            call: the call, if it has begun.
-        """
+        """Execute a command: see the base class."""
         if timeout is None:
             timeout = response_seconds(command)
         call = call or Call(command)

@@ -32,11 +32,7 @@ T = TypeVar("T")
 
 
 class ClientConnection(FramedStream):
-    """A connection to the server, which carries one request at a time.
-
-    Args:
-        sock: a connected socket that has switched to the binary protocol.
-    """
+    """A connection to the server, which carries one request at a time."""
 
     name = b""
     """The connection's name at both ends, after the handshake."""

@@ -80,11 +80,7 @@ def decode_request(frame: Frame) -> Request:
 
 
 def serve(frame: Frame, execute: Callable[[Request], Any]) -> bytes:
-    """Return the response frame to a request frame that ``execute`` carries out, waiting if it has to.
-
-    Raises:
-        ProtocolError: the request is malformed.
-    """
+    """Return the response frame to a request frame that ``execute`` carries out, waiting if it has to."""
     _, seq = decode_header(frame)
     try:
         return bytes(encode_result(seq, execute(decode_request(frame))))

@@ -9,8 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from rankmesh_agent.store.command import Command, Immediate, Seconds, T, Waiting, Write
-from rankmesh_agent.store.condition import ALWAYS, Condition
-from rankmesh_agent.store.keys import MAX_KEYS, check_key, check_keys, check_values
+from rankmesh_agent.store.keys import ALWAYS, MAX_KEYS, Condition, check_key, check_keys, check_values
 from rankmesh_agent.store.table import Changes, Table, Values
 from rankmesh_agent.wire.errors import (
     DistStoreError,
@@ -24,7 +23,6 @@ _DIGITS = 19
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,%d}" % _DIGITS)
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _NAMED = 10
-"""Maximum number of missing keys in a message."""
 
 
 # Fields that several of them have
@@ -109,11 +107,7 @@ class Get(AwaitedKey[bytes], frozen=True, tag=1):
 
 
 class Set(KeyAndValue[None], Write[None], frozen=True, tag=2):
-    """Store a value under a key, in the place of an earlier one.
-
-    Raises:
-        PreconditionFailedError: the key's value does not meet ``condition``.
-    """
+    """Store a value under a key, in the place of an earlier one."""
 
     condition: Condition = ALWAYS
 
@@ -123,11 +117,7 @@ class Set(KeyAndValue[None], Write[None], frozen=True, tag=2):
 
 
 class Delete(OneKey[bool], Write[bool], frozen=True, tag=3):
-    """Remove a key's value; return whether there was one.
-
-    Raises:
-        PreconditionFailedError: the key's value does not meet ``condition``.
-    """
+    """Remove a key's value; return whether there was one."""
 
     condition: Condition = ALWAYS
 

@@ -28,22 +28,10 @@ class PendingRequest(NamedTuple):
     request_id: RequestId
 
 
-class Timer:
-    """A call at a time.
-
-    Args:
-        action: what is called; None once the timer is cancelled.
-    """
-
-    def __init__(self, action: Callable[[], object] | None = None) -> None:
-        self.action = action
-
-
 class Connection:
     """The server's end of a connection, with at most one request in progress.
 
     Attributes:
-        sock: its socket, which does not block.
         handshake: the handshake in progress, None once the client has passed it.
         admission: its place among the unauthenticated connections during the handshake.
         name: its name at both ends, by which a client identifies it after it broke.
@@ -52,6 +40,7 @@ class Connection:
         received: those of them that have come.
         pending: the request that waits; the thread that takes it, under the lock, sends the response.
         last: number of the last request that changed something, and the response.
+        due: when ``on_due`` is called, by the monotonic clock; None stands for nothing to call.
         lock: prevents closing while another thread sends.
     """
 
@@ -61,7 +50,8 @@ class Connection:
         self.sock = sock
         self.handshake: Handshake[Client] | None = handshake
         self.admission = admission
-        self.timer = Timer()
+        self.due = 0.0
+        self.on_due: Callable[[], object] | None = None
         self.name = b""
         self.table: Table | None = None
         self.wanted = HEADER_BYTES
@@ -73,11 +63,7 @@ class Connection:
         self._poll = poll
 
     def send(self, frame: Frame) -> None:
-        """Send, now or as soon as the socket's buffer has room.
-
-        Raises:
-            OSError: the client has closed the connection.
-        """
+        """Send, now or as soon as the socket's buffer has room."""
         try:
             sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -100,7 +86,7 @@ class Connection:
             found = self.pending
             if found is None or (request is not None and found is not request):
                 return None
-            self.pending = self.timer.action = None
+            self.pending = self.on_due = None
             return found
 
     def shut_down(self) -> None:

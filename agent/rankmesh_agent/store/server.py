@@ -7,8 +7,6 @@ rank sets a key for which another one waits, no other thread has to run before t
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import logging
 import math
 import os
@@ -31,7 +29,7 @@ from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.tls_socket import buffered
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
-from rankmesh_agent.store.connection import Connection, PendingRequest, Timer
+from rankmesh_agent.store.connection import Connection, PendingRequest
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import Credentials
@@ -45,7 +43,6 @@ MAX_POLL_SECONDS = 3600.0
 """Longest sleep of the server's thread: no system call waits for ever."""
 _READ, _READ_MORE = 1 << 13, 1 << 20
 _STOP_SECONDS = 5.0
-_MIN_STALE_TIMERS = 64
 _PAUSE_SECONDS = 0.05
 _LOST = "this gateway does not have the job's store: it was started after the job, without the file of its state"
 
@@ -80,9 +77,7 @@ class StoreServer:
         self._lock = threading.RLock()  # reentrant: the garbage collector may close stores at any time
         self._arrived: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
-        self._timers: list[tuple[float, int, Timer]] = []  # by time, and in order
-        self._due = math.inf  # time of the first timer, or earlier
-        self._sequence = itertools.count()
+        self._due = math.inf  # when the first connection is due, or earlier
         self._closed = False
         self._poll: select.epoll | None = None
         self._wakeup = -1
@@ -137,7 +132,7 @@ class StoreServer:
                         elif descriptor == self._wakeup:
                             self._accept_arrived(poll)
                     if time.monotonic() >= self._due:
-                        self._run_timers()
+                        self._call_due()
                 except Exception as error:  # the other clients' store goes on
                     log_failure("the store cannot serve a client", error)
                     time.sleep(_PAUSE_SECONDS)
@@ -182,7 +177,7 @@ class StoreServer:
             sock.close()
             raise
         self._connections[sock.fileno()] = connection
-        connection.timer = self._set_timer(HANDSHAKE_SECONDS, partial(self._end_handshake, connection))
+        self._call_after(HANDSHAKE_SECONDS, connection, partial(self._end_handshake, connection))
         return connection
 
     def _close_connection(self, connection: Connection) -> None:
@@ -197,7 +192,7 @@ class StoreServer:
             connection.admission.end()
             connection.sock.close()
         del self._connections[descriptor]
-        connection.handshake = connection.timer.action = None
+        connection.handshake = connection.on_due = None
         if connection.last is not None and connection.table is not None:
             connection.table.replies.add(RequestId(connection.name, connection.last[0]), connection.last[1])
             connection.last = None
@@ -269,7 +264,7 @@ class StoreServer:
         finally:
             connection.sock = client_handshake.sock
         if client is not None:
-            connection.handshake = connection.timer.action = None
+            connection.handshake = connection.on_due = None
             tables, connection.name = self._tables, client.name
             connection.table = tables if isinstance(tables, Table) else tables.find(client.attachment)
             connection.admission.end()
@@ -281,7 +276,7 @@ class StoreServer:
         self._on_ready(connection)  # this thread may not have run since the client sent its part
         left = connection.admission.since + HANDSHAKE_SECONDS - time.monotonic()
         if connection.handshake is not None and left > 0:
-            connection.timer = self._set_timer(left, partial(self._end_handshake, connection))
+            self._call_after(left, connection, partial(self._end_handshake, connection))
         elif connection.handshake is not None:
             self._close_connection(connection)
 
@@ -314,7 +309,7 @@ class StoreServer:
                     raise command.timeout_error(table)
                 future = self._execute_as(table, request_id, partial(command.start, table))
                 pending = connection.pending = PendingRequest(seq, command, table, future, request_id)
-                connection.timer = self._set_timer(command.seconds, partial(self._end_wait, connection, pending))
+                self._call_after(command.seconds, connection, partial(self._end_wait, connection, pending))
                 future.add_done_callback(partial(self._on_complete, connection, pending))
                 return
         except DistStoreError as error:
@@ -371,27 +366,21 @@ class StoreServer:
                 self._end_wait(each, request)  # of an earlier repetition
         return table.replies.find(request_id)
 
-    # Timers
+    # Time limits
 
-    def _set_timer(self, seconds: float, action: Callable[[], object]) -> Timer:
-        """Have ``action`` called in so many seconds, by the server's thread."""
-        timers = self._timers
-        if len(timers) > _MIN_STALE_TIMERS + 2 * len(self._connections):  # most of them are cancelled
-            timers[:] = [timer for timer in timers if timer[2].action is not None]
-            heapq.heapify(timers)
-        at, timer = time.monotonic() + seconds, Timer(action)
-        heapq.heappush(timers, (at, next(self._sequence), timer))
-        self._due = min(self._due, at)
-        return timer
+    def _call_after(self, seconds: float, connection: Connection, action: Callable[[], object]) -> None:
+        """Have ``action`` called in so many seconds, by the server's thread, unless the connection forgets it."""
+        connection.due, connection.on_due = time.monotonic() + seconds, action
+        self._due = min(self._due, connection.due)
 
-    def _run_timers(self) -> None:
-        """Call the timers that are due, and find the next one."""
+    def _call_due(self) -> None:
+        """End what is due, and find what is next."""
         now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            *_, timer = heapq.heappop(self._timers)
-            if timer.action is not None:
-                timer.action()
-        self._due = self._timers[0][0] if self._timers else math.inf
+        for connection in list(self._connections.values()):
+            if (action := connection.on_due) is not None and connection.due <= now:
+                connection.on_due = None
+                action()
+        self._due = min((each.due for each in self._connections.values() if each.on_due is not None), default=math.inf)
 
     def _end_wait(self, connection: Connection, request: PendingRequest) -> None:
         """Respond to a request that has waited for its whole time, or whose client repeats it."""

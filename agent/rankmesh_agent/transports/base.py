@@ -24,7 +24,6 @@ class Connection(ABC):
     """Medium of the bytes: ``tcp`` or ``segment``."""
 
     peer: str
-    """Description of the peer, for error messages."""
 
     @abstractmethod
     def send(self, buffers: Sequence[Buffer]) -> int:
@@ -106,11 +105,7 @@ class Connection(ABC):
         return
 
     def read_exposed(self, address: int, into: int, nbytes: int) -> None:
-        """Copy exposed bytes of the peer to an address of this process; they are valid if ``still_exposed`` afterwards.
-
-        Raises:
-            DistNetworkError: the bytes cannot be read.
-        """
+        """Copy exposed bytes of the peer to an address of this process; valid if ``still_exposed`` afterwards."""
         raise DistNetworkError(f"{self.peer} exposes no memory", address=self.peer)
 
     def still_exposed(self, generation: int) -> bool:

@@ -9,7 +9,6 @@ from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 
 _RING_BUDGET = 8 << 20
-"""Total size of the rings of a rank, in bytes."""
 _MAX_RING, _MIN_RING = 1 << 19, 1 << 16
 
 

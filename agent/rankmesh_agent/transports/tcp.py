@@ -48,7 +48,6 @@ IDENTITY_BYTES = 80
 Admit = Callable[[bytes], bool]
 """Returns whether a client with this identity may connect. The client is authenticated by then."""
 _Admitted = tuple[bytes, Connection]
-"""Identity of a client, and the connection to it."""
 
 
 class Proposal:
@@ -57,11 +56,7 @@ class Proposal:
     proposal = PROPOSAL.pack(0, 0, b"", b"")
 
     def resolve(self, connection: TcpConnection, accepted: bool) -> Connection:
-        """Return the connection to use.
-
-        Args:
-            accepted: whether the listener has accepted the proposal.
-        """
+        """Return the connection to use."""
         connection.configure_for_data()
         return connection
 
@@ -359,11 +354,7 @@ class TcpTransport:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``; an IPv6 host may be in brackets.
-
-    Raises:
-        ValueError: the port is missing.
-    """
+    """Return host and port of ``host:port``; an IPv6 host may be in brackets."""
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit():
         raise ValueError(f"{address!r} is not an address of the form host:port")

@@ -23,7 +23,6 @@ _CACHED_BUFFER = 1 << 20
 _TCP_CLOSE = b"\7"
 """First byte of struct tcp_info: the state of a connection that is over."""
 _IOV_MAX = 1024
-"""Buffers of one system call (IOV_MAX)."""
 _SPINS, _SPINS_A_YIELD = 64, 8
 """Receives that may find nothing before a wait sleeps: about the duration of a wakeup and of a peer's call."""
 

@@ -47,11 +47,8 @@ class Kind(enum.IntEnum):
     """Kind of a frame."""
 
     REQUEST = 1
-    """A request of the client."""
     OK = 128
-    """The result of the request."""
     ERROR = 129
-    """The error of the request."""
 
 
 class Header(NamedTuple):
@@ -85,11 +82,7 @@ def encode(kind: int, document: bytes = b"", payload: int = 0, flags: int = 0) -
 
 
 def decode(data: bytes | bytearray) -> Header:
-    """Return the header at the start of a frame.
-
-    Raises:
-        ProtocolError: a length exceeds its limit.
-    """
+    """Return the header at the start of a frame."""
     header = Header(*HEADER.unpack_from(data))
     if header.document > MAX_DOCUMENT or header.payload > MAX_PAYLOAD:
         raise ProtocolError(

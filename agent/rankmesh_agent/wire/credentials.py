@@ -63,7 +63,6 @@ class Grant(NamedTuple):
     """Rights of the holder of a credential.
 
     Attributes:
-        role: the right.
         job: the only job that it holds for; None for all.
         lease: id of the only lease that it holds for; empty for all.
     """

@@ -92,11 +92,7 @@ code_of = _CODES.__getitem__
 
 
 def family(dtype: np.dtype[Any]) -> Family:
-    """Return the kind of arithmetic of an element type; ``dtype.kind`` does not distinguish the types of ml_dtypes.
-
-    Raises:
-        KeyError: the type has no code.
-    """
+    """Return the kind of arithmetic of an element type; ``dtype.kind`` does not distinguish the types of ml_dtypes."""
     return _FAMILIES[dtype]
 
 

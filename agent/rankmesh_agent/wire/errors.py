@@ -1,8 +1,8 @@
 """All errors that RankMesh raises, in one tree.
 
 The names DistError, DistBackendError, DistNetworkError, DistStoreError and QueueEmptyError are torch.distributed's.
-Each class defines its ``code`` (in frames and problem+json bodies) and its HTTP ``status``; the instances carry data
-beside the text.
+Each class has its ``code`` (in frames and problem+json bodies) and its HTTP ``status``, by default its base's; the
+instances carry data beside the text.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class DistError(RuntimeError):
     retryable: bool = False
     first_failure: str | None = None
 
+    def __init_subclass__(cls, code: str = "", status: int = 0, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.code, cls.status = code or cls.code, status or cls.status
+
     def __init__(
         self,
         message: str,
@@ -74,234 +78,136 @@ class DistError(RuntimeError):
         return partial(type(self), **self.details()), (self.message,)
 
 
-class DistBackendError(DistError):
+class DistBackendError(DistError, code="backend-error"):
     """A collective or point-to-point call failed."""
 
-    code = "backend-error"
 
-
-class CollectiveMismatchError(DistBackendError):
+class CollectiveMismatchError(DistBackendError, code="collective-mismatch", status=409):
     """The ranks of a group did not make the same call; no data has moved and the group stays usable."""
 
-    code = "collective-mismatch"
-    status = 409
 
-
-class RankFailedError(DistBackendError):
+class RankFailedError(DistBackendError, code="rank-failed", status=503):
     """A rank died or left while others waited for it; ``ranks`` contains it."""
 
-    code = "rank-failed"
-    status = 503
 
-
-class CollectiveTimeoutError(DistBackendError, TimeoutError):
+class CollectiveTimeoutError(DistBackendError, TimeoutError, code="collective-timeout", status=504):
     """A deadline passed; ``ranks`` contains the ranks that had not arrived."""
 
-    code = "collective-timeout"
-    status = 504
 
-
-class GroupAbortedError(DistBackendError):
+class GroupAbortedError(DistBackendError, code="group-aborted", status=410):
     """The group was aborted after an earlier failure, at this rank or another one."""
 
-    code = "group-aborted"
-    status = 410
 
-
-class DistNetworkError(DistError):
+class DistNetworkError(DistError, code="network-error", status=502):
     """A connection could not be made or kept."""
 
-    code = "network-error"
-    status = 502
 
-
-class AddressInUseError(DistNetworkError):
+class AddressInUseError(DistNetworkError, code="address-in-use", status=409):
     """Another process already listens at the address."""
 
-    code = "address-in-use"
-    status = 409
 
-
-class AuthenticationError(DistNetworkError):
+class AuthenticationError(DistNetworkError, code="unauthenticated", status=401):
     """The peer could not prove that it knows the job's token."""
 
-    code = "unauthenticated"
-    status = 401
 
-
-class ForbiddenJobError(AuthenticationError):
+class ForbiddenJobError(AuthenticationError, code="forbidden-job", status=403):
     """The credential is that of another job than the request, or of one job where the request spans several."""
 
-    code = "forbidden-job"
-    status = 403
 
-
-class ProtocolError(DistNetworkError):
+class ProtocolError(DistNetworkError, code="protocol-error", status=400):
     """The received bytes are not RankMesh's, have another version, or exceed a limit."""
 
-    code = "protocol-error"
-    status = 400
 
-
-class GatewayUnreachableError(DistNetworkError, TimeoutError):
+class GatewayUnreachableError(DistNetworkError, TimeoutError, code="gateway-unreachable", status=504):
     """No gateway responded at the address before the deadline."""
 
-    code = "gateway-unreachable"
-    status = 504
 
-
-class JoinTimeoutError(DistNetworkError, TimeoutError):
+class JoinTimeoutError(DistNetworkError, TimeoutError, code="join-timeout", status=504):
     """Not every rank joined before the deadline; ``ranks`` contains the missing ones."""
 
-    code = "join-timeout"
-    status = 504
 
-
-class NoAgentsError(DistNetworkError):
+class NoAgentsError(DistNetworkError, code="no-agents", status=404):
     """No standalone agent is registered at the gateway."""
 
-    code = "no-agents"
-    status = 404
 
-
-class NoFreeAgentError(DistNetworkError):
+class NoFreeAgentError(DistNetworkError, code="no-free-agent", status=503):
     """Standalone agents are registered at the gateway, but none is free; a later request may succeed."""
 
-    code = "no-free-agent"
-    status = 503
 
-
-class RankTakenError(DistNetworkError):
+class RankTakenError(DistNetworkError, code="rank-taken", status=409):
     """Another live process already holds this rank of the job."""
 
-    code = "rank-taken"
-    status = 409
 
-
-class JobEndedError(DistNetworkError):
+class JobEndedError(DistNetworkError, code="job-ended", status=410):
     """All ranks of the job have left, so that its world cannot grow."""
 
-    code = "job-ended"
-    status = 410
 
-
-class AgentTakenError(DistNetworkError):
+class AgentTakenError(DistNetworkError, code="agent-taken", status=409):
     """Another client leases the standalone agent."""
 
-    code = "agent-taken"
-    status = 409
 
-
-class NotLeasedError(DistNetworkError):
+class NotLeasedError(DistNetworkError, code="not-leased", status=503):
     """The standalone agent is free: it is in no job, so it has no groups and no store."""
 
-    code = "not-leased"
-    status = 503
 
-
-class LeaseEndedError(DistNetworkError):
+class LeaseEndedError(DistNetworkError, code="lease-ended", status=410):
     """The lease of a standalone agent has ended, or no lease has the id."""
 
-    code = "lease-ended"
-    status = 410
 
-
-class WorldSizeMismatchError(DistNetworkError):
+class WorldSizeMismatchError(DistNetworkError, code="world-size-mismatch", status=409):
     """This process and the other processes of the job disagree on the world size."""
 
-    code = "world-size-mismatch"
-    status = 409
 
-
-class DistStoreError(DistError):
+class DistStoreError(DistError, code="store-error", status=400):
     """A key-value store operation failed."""
 
-    code = "store-error"
-    status = 400
 
-
-class InvalidKeyError(DistStoreError):
+class InvalidKeyError(DistStoreError, code="invalid-key", status=422):
     """A key is empty, too long or not text, or there are too many keys to wait for."""
 
-    code = "invalid-key"
-    status = 422
 
-
-class KeyNotFoundError(DistStoreError):
+class KeyNotFoundError(DistStoreError, code="key-not-found", status=404):
     """The key has no value, or got none before the deadline."""
 
-    code = "key-not-found"
-    status = 404
 
-
-class InvalidValueError(DistStoreError):
+class InvalidValueError(DistStoreError, code="invalid-value", status=422):
     """A value exceeds the limit of the store, or is not in its encoding."""
 
-    code = "invalid-value"
-    status = 422
 
-
-class NotANumberError(DistStoreError, ValueError):
+class NotANumberError(DistStoreError, ValueError, code="not-a-number", status=409):
     """The value is not decimal digits, or the sum does not fit into 64 bits."""
 
-    code = "not-a-number"
-    status = 409
 
-
-class PreconditionFailedError(DistStoreError):
+class PreconditionFailedError(DistStoreError, code="precondition-failed", status=412):
     """The key does not hold the expected value of a replacement or a removal."""
 
-    code = "precondition-failed"
-    status = 412
 
-
-class IdempotencyKeyReusedError(DistStoreError):
+class IdempotencyKeyReusedError(DistStoreError, code="idempotency-key-reused", status=422):
     """Another request has used the Idempotency-Key before."""
 
-    code = "idempotency-key-reused"
-    status = 422
 
-
-class StoreFullError(DistStoreError):
+class StoreFullError(DistStoreError, code="store-full", status=413):
     """The store has as many keys, or bytes, as RANKMESH_STORE_KEYS and RANKMESH_STORE_BYTES allow."""
 
-    code = "store-full"
-    status = 413
 
-
-class StoreLostError(DistStoreError):
+class StoreLostError(DistStoreError, code="store-lost", status=503):
     """The gateway does not have the job's keys and values any more: it was restarted, and had kept no state."""
 
-    code = "store-lost"
-    status = 503
 
-
-class QueueEmptyError(DistStoreError):
+class QueueEmptyError(DistStoreError, code="queue-empty", status=404):
     """The queue is empty."""
 
-    code = "queue-empty"
-    status = 404
 
-
-class UnsupportedStoreError(DistStoreError, NotImplementedError):
+class UnsupportedStoreError(DistStoreError, NotImplementedError, code="store-unsupported", status=501):
     """The store does not support the operation."""
 
-    code = "store-unsupported"
-    status = 501
 
-
-class StoreTimeoutError(DistStoreError, TimeoutError):
+class StoreTimeoutError(DistStoreError, TimeoutError, code="store-timeout", status=408):
     """A key did not appear before the deadline."""
 
-    code = "store-timeout"
-    status = 408
 
-
-class StoreUnresponsiveError(StoreTimeoutError, DistNetworkError):
+class StoreUnresponsiveError(StoreTimeoutError, DistNetworkError, code="store-unresponsive", status=502):
     """The process that owns a store's keys is connected, but did not respond before the deadline."""
-
-    code = "store-unresponsive"
-    status = 502
 
 
 def _tree(root: type[DistError]) -> dict[str, type[DistError]]:
@@ -325,11 +231,7 @@ def from_code(code: str, message: str, **details: Any) -> DistError:
 
 
 def from_document(document: dict[str, Any]) -> DistError:
-    """Return the error of a document.
-
-    Raises:
-        KeyError, TypeError: it is none.
-    """
+    """Return the error of a document."""
     details = dict(document)
     return from_code(str(details.pop("code")), str(details.pop("message")), **details)
 

@@ -10,7 +10,6 @@ from msgspec import Meta
 from rankmesh_agent.wire import json_text
 
 MAX_WORLD_SIZE = 65_536
-"""Maximum number of ranks of a world."""
 MAX_NAME = 255
 """Maximum characters of a job's name, an instance, a host name, an address or a URL."""
 MAX_ADDRESSES = 64
@@ -22,7 +21,6 @@ MAX_SECONDS = 86_400.0
 MAX_INTEGER = (1 << 63) - 1
 
 Integer = Annotated[int, Meta(ge=-MAX_INTEGER - 1, le=MAX_INTEGER)]
-"""A whole number of 64 bits."""
 Base64 = Annotated[
     str,
     Meta(
@@ -38,16 +36,12 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, pattern=r"\S")]
 Text = Annotated[str, Meta(max_length=MAX_NAME)]
 """A host name, an address or a URL."""
 Texts = Annotated[list[Text], Meta(max_length=MAX_ADDRESSES)]
-"""Addresses or URLs."""
 Integers = Annotated[list[Integer], Meta(max_length=MAX_ADDRESSES)]
 Rank = Annotated[int, Meta(ge=-1, le=MAX_WORLD_SIZE - 1)]
 """A rank, or -1 for an unassigned one."""
 Ranks = Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_WORLD_SIZE)]], Meta(min_length=1, max_length=MAX_WORLD_SIZE)]
-"""The members of a group."""
 Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS)]
-"""A timeout."""
 WorldSize = Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)]
-"""The number of ranks of a world."""
 Epoch = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 """Counts the complete worlds of a job."""
 

@@ -15,7 +15,6 @@ import msgspec
 T = TypeVar("T")
 
 _MAX_DIGITS = 20
-"""Characters of a 64-bit integer, its sign included."""
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
 _TYPES = {
     "int": "a number without a fraction",
@@ -25,7 +24,6 @@ _TYPES = {
     "array": "a list",
     "object": "a JSON object",
 }
-"""Names of msgspec's types in error messages."""
 
 
 class InvalidBodyError(TypeError):
@@ -47,11 +45,7 @@ def read(kind: type[T], text: bytes | bytearray) -> T:
 
 
 def convert(kind: type[T], document: object) -> T:
-    """Return a parsed document as a dataclass; see ``read``.
-
-    Raises:
-        InvalidBodyError: it has another structure; names the field.
-    """
+    """Return a parsed document as a dataclass; see ``read``."""
     try:
         try:
             return msgspec.convert(document, kind)

@@ -17,7 +17,6 @@ from rankmesh_agent.wire.dtypes import FROM_CODE, FROM_NAME, OPAQUE, display
 Array = npt.NDArray[Any]
 
 MAGIC = np.lib.format.MAGIC_PREFIX
-"""First bytes of every .npy file."""
 MAX_HEADER = 4096
 """Maximum bytes of a header: it is a Python literal, and that of an array has some 100."""
 _SUPPORTED = frozenset(FROM_CODE.values())

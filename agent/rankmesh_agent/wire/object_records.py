@@ -13,6 +13,5 @@ RECORD_BYTES = 1024
 OBJECTS = "objects"
 """Subject of the collectives of rests; see wire.ops.Call."""
 RECORD_TAG = -(1 << 63)
-"""Tag of a record."""
 MIN_TAG = -(1 << 62)
 """Minimum tag of messages that are no objects."""

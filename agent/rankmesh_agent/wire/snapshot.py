@@ -91,13 +91,10 @@ class RankSnapshot:
         ended: the latest calls of each group that have ended, the latest last.
         store_waits: calls of the job's store that wait.
         stacks: stacks of all threads.
-        clock: seconds that the process has run.
         cpu_seconds: seconds of CPU time that its threads have used.
-        core_wait_seconds: seconds that its main thread was ready to run, and waited for a core.
         monotonic: the moment by the monotonic clock, which all processes of its host share.
         unchanged: of an observed rank, whose calls are not known, seconds for which each look at its main thread has
             found the same stack; None of others.
-        memory_bytes: its memory in RAM; 0 if that is not known.
     """
 
     job: str
@@ -109,12 +106,9 @@ class RankSnapshot:
     ended: list[SnapshotCall] = field(default_factory=list)
     store_waits: list[SnapshotStoreWait] = field(default_factory=list)
     stacks: list[ThreadStack] = field(default_factory=list)
-    clock: float = 0.0
     cpu_seconds: float = 0.0
-    core_wait_seconds: float = 0.0
     monotonic: float = 0.0
     unchanged: float | None = None
-    memory_bytes: int = 0
 
 
 @dataclass

@@ -13,9 +13,6 @@ class OpStats:
     """The calls, or messages, of one operation that have ended.
 
     Attributes:
-        nbytes: their total bytes.
-        seconds: their total duration.
-        failures: number of failed calls.
         buckets: number of calls in each bucket of BOUNDS; the last bucket counts longer calls.
     """
 
@@ -37,8 +34,6 @@ class GroupOpStats(OpStats):
     """The calls, or messages, of one operation in one group.
 
     Attributes:
-        group: the group's name.
-        op: ``all_reduce``, ``send``, ...
         in_flight: number of calls that have begun, or are queued, and have not ended.
         oldest: seconds since the oldest call in flight began, or was queued; 0 if there is none.
     """
@@ -64,7 +59,6 @@ class AgentStats:
 
     Attributes:
         operations: calls by group and operation.
-        heartbeats: its heartbeats.
         peers: number of connected peers, by the transport of point-to-point messages to them.
         lost: number of peers whose connection broke without a goodbye.
     """

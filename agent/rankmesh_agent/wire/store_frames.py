@@ -63,11 +63,7 @@ def with_seq(frame: Frame, seq: int) -> bytes:
 
 
 def decode_header(data: Frame) -> tuple[int, int]:
-    """Return the length and seq of the frame that ``data`` begins with.
-
-    Raises:
-        ProtocolError: the header is not complete, or the length exceeds the limit.
-    """
+    """Return the length and seq of the frame that ``data`` begins with."""
     try:
         length, seq = HEADER.unpack_from(data)
     except struct.error:

@@ -25,7 +25,6 @@ class AgentReply(NamedTuple):
 
     Attributes:
         status: the HTTP status; 0 without a response.
-        document: the response's JSON; None without.
         detail: why there is no response, or why the request failed; empty if it succeeded.
         code: the code of the problem document; empty without.
     """

@@ -22,6 +22,12 @@ export function age(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
+/** A short time: `250 µs`, `1.5 ms`, from a second on as `age` has it. */
+export function duration(seconds) {
+  const [value, unit] = seconds < 1e-3 ? [seconds * 1e6, "µs"] : [seconds * 1e3, "ms"];
+  return seconds < 1 ? `${value.toFixed(value < 9.95 ? 1 : 0)} ${unit}` : age(seconds);
+}
+
 /** Bytes: `512 B`, `1.5 kB`, `24 MB`. */
 export function bytes(count) {
   return scaled(count, SIZES);

@@ -6,12 +6,17 @@ import { age, bytes, count, many, natural, percent } from "./format.js";
 import { mark } from "./marks.js";
 
 const MOST = 200;
+const MOST_MEMBERS = 32;
 const COLUMNS = 4;
 
-/** Shows the groups, as they were at `at` (performance.now()); `stateOf(job, epoch, rank)` returns a member's state. */
-export function showGroups(groups, stateOf, at) {
+/**
+ * Shows the groups, as they were at `at` (performance.now()).
+ *
+ * `told` has the jobs with a failure among the problems; `stateOf(job, epoch, rank)` returns a member's state.
+ */
+export function showGroups(groups, told, stateOf, at) {
   const sorted = [...groups].sort(inOrder);
-  const rows = sorted.slice(0, MOST).map((group) => ({ ...group, stateOf, at }));
+  const rows = sorted.slice(0, MOST).map((group) => ({ ...group, isTold: told.has(group.job), stateOf, at }));
   const table = byId("groups");
   show(table, rows.length > 0);
   keep(table, rows, (group) => JSON.stringify([group.job, group.epoch, group.id]), body);
@@ -47,22 +52,29 @@ function body() {
     say(carried, `, ${group.medium}`);
     say(operations, `${count(group.operations_rate)}/s`);
     say(size, `${bytes(group.bytes_rate)}/s`);
-    say(failure, group.failure ? `failed: ${group.failure}` : "");
+    say(failure, group.failure && !group.isTold ? `failed: ${group.failure}` : "");
     set(element, "data-state", group.failure ? "failed" : null);
     members.setAttribute("aria-label", `Members of ${group.name}`);
     keep(members, membersOf(group), (member) => member.rank, chip);
     const ages = Object.values(group.ages ?? {});
-    show(reported, ages.length > 0);
-    if (ages.length) {
-      counts(reported, Math.max(...ages), group.at, (seconds) => `calls as of ${age(seconds)} ago`);
-    }
+    const more = group.ranks.length - MOST_MEMBERS;
+    const others = more > 0 ? `and ${many(more, "rank")} more; ` : "";
+    show(reported, ages.length > 0 || more > 0);
+    counts(reported, Math.max(0, ...ages), group.at, (seconds) =>
+      `${others}operations begun and the share of the time in them, as of ${age(seconds)} ago`);
   }
   return [element, update];
 }
 
+const isOdd = ({ state }) => state !== "alive" && state !== undefined;
+
+/** The members of a group; of a large one, those in trouble, and those that have begun the fewest operations. */
 function membersOf(group) {
   const { job, epoch, ranks, seqs, busy = {} } = group;
-  return ranks.map((rank) => ({ rank, seq: seqs[rank], busy: busy[rank], state: group.stateOf(job, epoch, rank) }));
+  const found = ranks.map((rank) => ({ rank, seq: seqs[rank], busy: busy[rank], state: group.stateOf(job, epoch, rank) }));
+  const first = [...found].sort((a, b) => isOdd(b) - isOdd(a) || (a.seq ?? 0) - (b.seq ?? 0) || (a.busy ?? 0) - (b.busy ?? 0));
+  const shown = new Set(first.slice(0, MOST_MEMBERS));
+  return found.filter((member) => shown.has(member));
 }
 
 function chip({ rank }) {
@@ -76,7 +88,7 @@ function chip({ rank }) {
   function update(member) {
     say(seq, member.seq === undefined ? "–" : `#${member.seq}`);
     say(share, member.busy === undefined ? "" : percent(member.busy));
-    const odd = member.state === "alive" || member.state === undefined ? null : member.state;
+    const odd = isOdd(member) ? member.state : null;
     if (odd !== shown) {
       element.querySelector(".mark")?.remove();
       if (odd) {

@@ -2,7 +2,7 @@
 
 import { counts, stops } from "./ages.js";
 import { byId, foreign, h, keep, say, show } from "./dom.js";
-import { age, clock, natural, tally } from "./format.js";
+import { age, clock, many, natural, tally } from "./format.js";
 import { badge, ORDER } from "./marks.js";
 
 const MOST = 50;
@@ -36,7 +36,7 @@ function jobRow() {
     say(epoch, job.epoch > 1 ? ` epoch ${job.epoch}` : "");
     showState(job.state);
     const states = Object.entries(job.ranks).flatMap(([each, number]) => Array(number).fill(each));
-    say(ranks, tally(states, ORDER));
+    say(ranks, job.state === "ended" ? many(states.length, "rank") : tally(states, ORDER));
     if (isOver(job)) {
       stops(long);
       say(long, `${age(job.ended - job.since)}, until ${clock(job.ended)}`);

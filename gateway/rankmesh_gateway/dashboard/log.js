@@ -10,10 +10,15 @@ const times = new WeakMap();
 
 /** Adds an event, `{time, job, ranks, group, detail}`, to the log. */
 export function addEvent(kind, event) {
+  const newest = byId("log").firstElementChild;
+  if (kind === "rank-joining" && newest?.dataset.joining === event.job) {
+    newest.remove(); // the next one says how many have joined
+  }
   const moment = new Date(event.time * 1000);
   const time = h("time", { datetime: Number.isNaN(moment.getTime()) ? null : moment.toISOString() }, clock(event.time));
   const what = h("p", {}, h("b", {}, kind.replaceAll("-", " ")), " ", foreign(event.detail || words(event)));
-  add(h("li", { "data-failure": isFailure(kind) ? "" : null }, time, markOf(kind), what), event.time);
+  const joining = kind === "rank-joining" ? event.job : null;
+  add(h("li", { "data-failure": isFailure(kind) ? "" : null, "data-joining": joining }, time, markOf(kind), what), event.time);
 }
 
 /** Adds a line of our own. */

@@ -11,12 +11,14 @@ import { showInflight } from "./inflight.js";
 import { showJobs } from "./jobs.js";
 import { addEvent, addNote, beginLog } from "./log.js";
 import { EVENTS, ORDER } from "./marks.js";
-import { showProblems, tell } from "./problems.js";
-import { initRank } from "./rank.js";
+import { judge, showProblems, tell } from "./problems.js";
+import { initRank, showOpened } from "./rank.js";
 import { showStore } from "./store.js";
 import { ask, Feed } from "./stream.js";
+import { initTimeline } from "./timeline.js";
 
 const REFRESH_MS = 50;
+const ENDED = "the gateway has ended";
 const CHANGES = /^(world-|rank-|agent-|group-failed)/;
 
 const operationsChart = chart(byId("operations-chart"), count);
@@ -25,6 +27,8 @@ let feed = null;
 let gateway = "";
 let refresh = 0;
 let lost = false;
+let over = false; // whether the gateway has ended, and its jobs before it
+let live = true; // whether a job is
 let problem = "";
 
 /** Exchanges a one-time code for a session, whose cookie no script can read. */
@@ -61,7 +65,7 @@ function onEvent({ event, data }) {
   if (event === "overview") {
     showOverview(body);
   } else if (event === "gateway-ended") {
-    feed.endReason = "the gateway has ended";
+    feed.endReason = ENDED;
   } else {
     addEvent(event, body);
     if (CHANGES.test(event) && !refresh) {
@@ -115,19 +119,24 @@ function showOverview(body) {
     lookBack();
   }
   gateway = overview.gateway.id;
+  judge(overview);
+  live = overview.jobs.some(({ ended }) => ended === null || ended === undefined);
   const states = new Map(overview.ranks.map((each) => [JSON.stringify([each.job, each.epoch, each.member.rank]), each.state]));
   const failures = showProblems(overview, at);
+  showOpened(overview);
   showCounts(overview);
   operationsChart.add(overview.rates.operations ?? 0, at / 1000);
   bytesChart.add(overview.rates.bytes ?? 0, at / 1000);
   showJobs(overview.jobs, overview.time, at);
   showRanks(overview.ranks, at);
   showInflight(overview.inflight, at);
-  showGroups(overview.groups, (job, epoch, rank) => states.get(JSON.stringify([job, epoch, rank])), at);
+  const told = new Set(overview.problems?.filter(({ kind }) => kind === "failed").map(({ job }) => job));
+  showGroups(overview.groups, told, (job, epoch, rank) => states.get(JSON.stringify([job, epoch, rank])), at);
   showAgents(overview.agents, at);
   showStore(overview.store);
   counts(byId("gateway-about"), overview.gateway.uptime ?? 0, at, (seconds) => `version ${overview.gateway.version}, up ${age(seconds)}`);
-  document.title = failures ? `(${failures} failed) RankMesh` : "RankMesh";
+  const worst = ["stuck", "slow"].find((state) => overview.jobs.some((job) => job.state === state));
+  document.title = failures ? `(${failures} failed) RankMesh` : worst ? `(${worst}) RankMesh` : "RankMesh";
   show(byId("cluster"), true);
 }
 
@@ -146,7 +155,8 @@ function onState(state) {
   const pill = byId("connection");
   show(byId("retry"), state.kind === "lost");
   show(byId("forget"), history.state?.session === true);
-  document.body.dataset.connection = state.kind;
+  over = state.kind === "lost" && (over || (state.reason === ENDED && !live));
+  document.body.dataset.connection = over ? "ended" : state.kind;
   stops(pill);
   if (state.kind === "live") {
     pill.dataset.tone = "good";
@@ -157,11 +167,14 @@ function onState(state) {
     }
     lost = false;
   } else if (state.kind === "lost") {
-    pill.dataset.tone = "bad";
+    pill.dataset.tone = over ? "quiet" : "bad";
     const since = clock((Date.now() - (performance.now() - state.since)) / 1000);
     counts(pill, 0, performance.now(), () => {
       const left = Math.ceil((state.retryAt - performance.now()) / 1000);
       const ago = age((performance.now() - state.since) / 1000);
+      if (over) {
+        return `the gateway has ended, as its jobs are over; connection lost since ${since}`;
+      }
       return `connection lost since ${since} (${ago}): ${state.reason}; ${left > 0 ? `next try in ${left} s` : "trying"}`;
     });
     if (!lost) {
@@ -230,5 +243,6 @@ say(byId("start-line"), `${master} WORLD_SIZE=2 RANK=0 python train.py\n${master
 beginLog();
 initSearch();
 initRank(ask);
+initTimeline(ask);
 await redeem();
 connect();

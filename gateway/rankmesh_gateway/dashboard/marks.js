@@ -4,6 +4,8 @@ import { h, say, set, svg } from "./dom.js";
 
 const STATES = {
   alive: ["full", "good"],
+  stuck: ["triangle", "bad"],
+  slow: ["ring", "warn"],
   joining: ["half", "busy"],
   suspect: ["triangle", "warn"],
   failed: ["cross", "bad"],
@@ -24,7 +26,7 @@ export const EVENTS = {
   "rank-alive": "alive",
   "rank-failed": "failed",
   "rank-left": "left",
-  "rank-slow": "suspect",
+  "rank-slow": "slow",
   "rank-in-time": "alive",
   "group-made": "free",
   "group-failed": "failed",
@@ -39,13 +41,13 @@ export const EVENTS = {
 };
 
 /** The order of states in counts. */
-export const ORDER = ["failed", "suspect", "joining", "alive", "leased", "free", "left"];
-
-/** Whether a state is announced at once. */
-export const isBad = (state) => state === "failed";
+export const ORDER = ["failed", "stuck", "suspect", "slow", "joining", "alive", "leased", "free", "left"];
 
 /** An event of a failure. */
 export const isFailure = (event) => EVENTS[event] === "failed";
+
+/** The tone of a state. */
+export const toneOf = (state) => (STATES[state] ?? ["", "quiet"])[1];
 
 /** A state's mark, hidden from screen readers. */
 export function mark(state) {
@@ -63,7 +65,7 @@ export function badge(state = "") {
   let shown = state;
   function update(next) {
     say(word, next);
-    set(element, "data-tone", (STATES[next] ?? ["", "quiet"])[1]);
+    set(element, "data-tone", toneOf(next));
     if (next !== shown) {
       element.firstChild.replaceWith(mark(next));
       shown = next;

@@ -24,13 +24,15 @@ export function showOperations({ groups, calls, ended, store_waits: waits }) {
 function operation() {
   const text = foreign();
   const error = h("p", { class: "reason" });
-  const group = h("td");
+  const group = h("td", { class: "wide" });
+  const inGroup = h("span", { class: "narrow muted small" });
   const when = h("td", { class: "number" });
-  const element = h("tr", {}, h("th", { scope: "row" }, h("code", {}, text), error), group, when);
+  const element = h("tr", {}, h("th", { scope: "row" }, h("code", {}, text), " ", inGroup, error), group, when);
   function update(row) {
     say(text, row.text);
     say(error, row.error);
     say(group, row.group);
+    say(inGroup, row.group);
     say(when, row.when);
     set(element, "data-tone", row.tone);
   }

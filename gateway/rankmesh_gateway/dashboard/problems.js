@@ -8,6 +8,9 @@ import { mark } from "./marks.js";
 const LATELY_S = 600;
 const JOIN_S = 10; // every job waits a little for its ranks
 const MOST = 8;
+/** Least share of the time for which the others wait for a slow rank: see the gateway's scores.py. */
+export const SLOW = 0.05;
+const STALLS = ["stopped", "ended", "silent", "order", "messages", "tags", "key", "elsewhere", "call"];
 const MARKS = { failed: "failed", warning: "suspect", note: "left" };
 
 let known = null;
@@ -24,6 +27,21 @@ export function showProblems({ problems = [], ranks }, at) {
   say(byId("problems-note"), more > 0 ? `and ${many(more, "more problem")}; rankmesh status lists all` : "");
   announce(found.filter(({ severity, young }) => severity !== "note" && !young));
   return failures;
+}
+
+/** Makes the state of ranks and jobs `stuck` or `slow`, by the problems of an overview. */
+export function judge({ problems = [], ranks, jobs }) {
+  const stalls = problems.filter(({ kind, severity, young }) => STALLS.includes(kind) && severity !== "note" && !young);
+  const stuck = new Set(stalls.flatMap(({ job, ranks: causes }) => causes.map((rank) => JSON.stringify([job, rank]))));
+  const live = ranks.filter(({ state }) => state === "alive");
+  for (const each of live) {
+    const isStuck = stuck.has(JSON.stringify([each.job, each.member.rank]));
+    each.state = isStuck ? "stuck" : each.slow >= SLOW ? "slow" : "alive";
+  }
+  for (const each of jobs.filter(({ state }) => state === "running")) {
+    const isSlow = live.some(({ job, epoch, state }) => state === "slow" && job === each.job && epoch === each.epoch);
+    each.state = stalls.some(({ job }) => job === each.job) ? "stuck" : isSlow ? "slow" : "running";
+  }
 }
 
 const isCurrent = ({ kind, severity, seconds }) =>

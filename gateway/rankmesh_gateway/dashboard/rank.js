@@ -1,7 +1,7 @@
-// One rank, in a dialog: its stack, its operations and its CPU use, asked of its agent while the dialog is open.
+// One rank, in a dialog: what the overview has of it, and its stack and operations, asked of its agent while it is open.
 
 import { byId, say, show } from "./dom.js";
-import { age } from "./format.js";
+import { bytes, percent, ranks as rankList } from "./format.js";
 import { showOperations } from "./operations.js";
 import { showThreads } from "./stacks.js";
 
@@ -10,6 +10,7 @@ const ANSWER_MS = 10000;
 
 let request = null;
 let opened = null;
+let latest = { ranks: [], problems: [] };
 
 /** Prepares the dialog; `asked(path, options)` sends a request to the gateway. */
 export function initRank(asked) {
@@ -23,14 +24,37 @@ export function initRank(asked) {
 }
 
 /** Opens the dialog for a rank of an overview. */
-export function openRank({ job, member }) {
-  opened = { job, rank: member.rank, timer: 0, cut: null, before: null };
+export function openRank({ job, epoch, member, state }) {
+  opened = { job, epoch, rank: member.rank, timer: 0, cut: null };
   say(byId("rank-title"), `Rank ${member.rank} of ${job}`);
-  say(byId("rank-about"), `${member.host}, pid ${member.pid}`);
-  say(byId("rank-status"), "asking its agent");
+  say(byId("rank-status"), state === "failed" ? "" : "asking its agent");
   show(byId("rank-details"), false);
   byId("rank").showModal();
-  refresh(opened);
+  showOpened(latest);
+  if (state !== "failed") {
+    refresh(opened);
+  }
+}
+
+/** Shows what an overview has of the rank of the dialog: its problem, and its use of the host. */
+export function showOpened({ ranks, problems = [] }) {
+  latest = { ranks, problems };
+  const isIt = ({ job, epoch, member }) => job === opened.job && epoch === opened.epoch && member.rank === opened.rank;
+  const found = opened && ranks.find(isIt);
+  if (!found) {
+    return;
+  }
+  const { member, state, usage, reason, failed_ranks: causes = [] } = found;
+  const address = member.http.replace(/^https?:\/\//, "");
+  say(byId("rank-about"), `${member.host}, pid ${member.pid}, epoch ${found.epoch}, ${state}, agent ${address}`);
+  const problem = problems.find((each) => each.job === opened.job && each.ranks.includes(opened.rank));
+  const because = causes.length ? `because of ${causes.length > 1 ? "ranks" : "rank"} ${rankList(causes)}: ${reason}` : reason;
+  say(byId("rank-reason"), problem?.text ?? because);
+  say(byId("rank-remedy"), problem ? `what to do: ${problem.remedy}` : "");
+  const wait = usage?.core_wait >= 0.005 ? `; its main thread waits for a core ${percent(usage.core_wait)} of the time` : "";
+  const use = usage && `${percent(usage.cpu)} of a core in the last 10 s, ${bytes(usage.memory)} of memory${wait}`;
+  say(byId("rank-cpu"), use ?? "not known");
+  show(byId("rank-use"), state !== "failed");
 }
 
 async function refresh(place) {
@@ -42,7 +66,7 @@ async function refresh(place) {
     const answer = await request(path, { signal: cut.signal });
     const found = await answer.json();
     if (place === opened) {
-      showRank(found, place);
+      showRank(found);
     }
   } catch (error) {
     if (place === opened) {
@@ -56,30 +80,16 @@ async function refresh(place) {
   }
 }
 
-function showRank(found, place) {
+function showRank(found) {
   const { snapshot } = found;
-  say(byId("rank-about"), `${found.host}, pid ${found.pid}, epoch ${found.epoch}, ${found.state}`);
   if (snapshot === null) {
     const states = { T: "; its process is stopped", t: "; a debugger has stopped its process", "-": "; its process has ended" };
     say(byId("rank-status"), `it does not answer: ${found.error}${states[found.process] ?? ""}`);
     return; // what was known last stays
   }
-  const attached = "its process is attached to this agent: stack and CPU time are the agent's";
+  const attached = "its process is attached to this agent: the stack is the agent's";
   say(byId("rank-status"), snapshot.attached ? attached : found.place ? `at ${found.place}` : "in no line of yours");
-  say(byId("rank-cpu"), cpuUse(snapshot, place));
   showThreads(snapshot.stacks);
   showOperations(snapshot);
   show(byId("rank-details"), true);
-}
-
-/** CPU use since the answer before, at first since the process began. */
-function cpuUse({ clock, cpu_seconds: used }, place) {
-  const { before } = place;
-  place.before = { clock, used };
-  if (!clock) {
-    return "not known";
-  }
-  const total = `${age(used)} of CPU time in ${age(clock)}`;
-  const span = before ? clock - before.clock : 0;
-  return span > 0.1 ? `${Math.round((100 * (used - before.used)) / span)} % of a core in the last ${age(span)}; ${total}` : total;
 }

@@ -30,7 +30,6 @@ class RankReport:
         snapshot: of the agent, None if it does not answer.
         error: the reason why it does not.
         asked, answered: when it was, in seconds since 1970.
-        process: state letter of its process, see ProcessView; empty if the agent answers.
         outside: its process as this host, its observer, or a rank of its job on its host, sees it.
         place: where its call in flight was made, if a dump has no stacks.
         last: its last operation, if a dump has neither stacks nor calls in flight.
@@ -53,7 +52,6 @@ class RankReport:
     error: str = ""
     asked: float = 0.0
     answered: float = 0.0
-    process: str = ""
     outside: ProcessView = field(default_factory=ProcessView)
     place: SourceLocation | None = None
     last: str = ""
@@ -66,13 +64,7 @@ class RankReport:
 
 
 def newest_ranks(listed: Iterable[RankInfo], here: str = "", ranks: Collection[int] = ()) -> list[RankReport]:
-    """Return a report, without a snapshot, on each rank of the newest epoch of its job that has not left.
-
-    Args:
-        listed: the ranks.
-        here: id of this host.
-        ranks: only these, if not empty.
-    """
+    """Return a report, without a snapshot, on the ranks of each job's newest epoch that have not left."""
     infos = list(listed)
     newest: dict[str, int] = {}
     for each in infos:

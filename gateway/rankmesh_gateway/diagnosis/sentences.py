@@ -28,7 +28,7 @@ def without_answer(
     if report.state == NO_DUMP:
         yield f"{subject(ranks)} left no dump" + (f" ({report.error})" if report.error else "")
     else:
-        how = "cannot go on" if report.observed and report.process else "does not answer"
+        how = "cannot go on" if report.observed and report.outside.state else "does not answer"
         yield f"{subject(ranks)} {'has no known stack' if _lacks_stack(report) else how}: {_state_of(view, ranks[0])}"
         yield _whereabouts(view, ranks)
     if len(ranks) == 1 and (last := view.last_of(ranks[0], wait)):
@@ -75,7 +75,7 @@ def elsewhere(view: JobView, ranks: Sequence[int], direct: Sequence[tuple[int, W
 
 def _lacks_stack(report: RankReport) -> bool:
     """Return whether an observed rank runs, and its observer has not got its stack."""
-    return report.observed and bool(report.outside.no_stacks) and report.process in RUNNING
+    return report.observed and bool(report.outside.no_stacks) and report.outside.state in RUNNING
 
 
 def _state_of(view: JobView, rank: int) -> str:
@@ -96,7 +96,7 @@ def _state_of(view: JobView, rank: int) -> str:
         "S": f"{where} is alive, and the agent's thread in it does not run",
         "D": f"{where} waits in the kernel{f' ({outside.wchan})' if outside.wchan else ''}, for a disk perhaps",
     }
-    text = states.get(report.process, f"{report.error} from {report.url} ({where})")
+    text = states.get(outside.state, f"{report.error} from {report.url} ({where})")
     return text + (f", and {humanize.size(outside.swap_bytes)} of its memory are in swap" if outside.swap_bytes else "")
 
 
@@ -156,7 +156,7 @@ def remedy(view: JobView, kind: FindingKind, ranks: Sequence[int]) -> str:
     numbers = " ".join(map(str, ranks[:_NAMED]))
     if report.outside.frozen:
         return f"thaw that control group on {report.host}; for a container, 'docker unpause' does"
-    if kind == "stopped" and report.process == "t":
+    if kind == "stopped" and report.outside.state == "t":
         return f"look at the debugger that holds process {report.pid} on {report.host}"
     if kind == "stopped":
         return f"'kill -CONT {report.pid}' on {report.host} lets it go on"
@@ -167,7 +167,12 @@ def remedy(view: JobView, kind: FindingKind, ranks: Sequence[int]) -> str:
         return f"look at {whose} output: a rank that has ended, or is held up in C code, writes no dump"
     if _lacks_stack(report):
         return report.outside.no_stacks
-    if kind == "silent" and report.process:
+    if report.outside.state == "D":
+        return (
+            f"look at that line, and at the disk or the mount that it uses: 'cat /proc/{report.pid}/stack' on "
+            f"{report.host}, as root, shows what the kernel waits for"
+        )
+    if kind == "silent" and report.outside.state:
         helps = f"; {report.outside.no_stacks}" if report.outside.no_stacks else ""
         return (
             "C code that holds the interpreter's lock (GIL) is the likely cause: 'py-spy dump --native --pid "

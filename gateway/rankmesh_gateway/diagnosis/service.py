@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -16,9 +17,10 @@ from rankmesh_gateway.diagnosis.frames import location_of
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import add_snapshots
 from rankmesh_gateway.diagnosis.stalls import find_stalls
-from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, Finding, NoAnswer, RankDetails, StragglerReport
+from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, Finding, NoAnswer, RankDetails, StragglerReport, Timeline
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.stragglers.lateness import find_stragglers, slow_links
+from rankmesh_gateway.stragglers.timeline import timeline_of
 
 PATIENCE_SECONDS = 1.0
 """Time in which an agent must answer."""
@@ -40,13 +42,7 @@ class RankNotFoundError(DistNetworkError):
 
 
 class DiagnosisService:
-    """Diagnoses the jobs of a registry. For the server's event loop; threads ask the agents.
-
-    Args:
-        registry: the registry, which knows the ranks.
-        token: the token of the agents.
-        here: id of this host.
-    """
+    """Diagnoses the jobs of a registry, for the server's event loop: threads ask the agents; ``here``: a host id."""
 
     def __init__(self, registry: Registry, token: str, here: str) -> None:
         self._registry = registry
@@ -69,12 +65,7 @@ class DiagnosisService:
         return self._latest
 
     async def diagnose(self, job: str | None = None, patience: float | None = None) -> Diagnosis:
-        """Return what stalls one job or all.
-
-        Args:
-            job: the job; None for all.
-            patience: seconds in which an agent must answer; None for a recent diagnosis.
-        """
+        """Return what stalls one job or all; ``patience``: seconds for an agent's answer; None: a recent diagnosis."""
         if patience is not None and (self._latest is None or self._latest.done()):
             self._latest = asyncio.ensure_future(self._diagnose(patience))
         found = await asyncio.shield(self.refresh_soon())
@@ -83,15 +74,7 @@ class DiagnosisService:
         return Diagnosis(not problems, found.time, problems, ranks)
 
     async def details(self, rank: int, job: str | None = None) -> RankDetails:
-        """Return what the agent of a rank describes.
-
-        Args:
-            rank: its number.
-            job: its job; None if no other has such a rank.
-
-        Raises:
-            RankNotFoundError: there is no such rank, or there are several.
-        """
+        """Return what the agent of a rank describes; RankNotFoundError if there is none, or several without a job."""
         found = newest_ranks(self._registry.ranks(job), self._here, [rank])
         if len(found) != 1:
             jobs = ", ".join(repr(each.job) for each in found[:20])
@@ -106,14 +89,7 @@ class DiagnosisService:
     async def snapshots(
         self, job: str | None, ranks: Collection[int], patience: float, *, records: bool = False
     ) -> list[RankDetails]:
-        """Return what the agents of ranks describe, of the newest epoch of each job.
-
-        Args:
-            job: the job; None for all.
-            ranks: only these, if not empty.
-            patience: seconds in which an agent must answer.
-            records: whether the snapshots have all calls that the flight recorders keep, up to MAX_DUMPED a group.
-        """
+        """Return what the agents of some ranks, or all, describe; ``records``: with the flight recorders' calls."""
         service = Service.RECORDS if records else Service.SNAPSHOT
         return await self._details(newest_ranks(self._registry.ranks(job), self._here, ranks), patience, service)
 
@@ -128,18 +104,32 @@ class DiagnosisService:
             patience: seconds in which an agent must answer.
             links: whether to watch for slow links, for WATCH_SECONDS, if no rank is late.
         """
-        details = await self.snapshots(job, (), patience, records=True)
-        by_job: dict[str, list[RankDetails]] = {}
-        for each in details:
-            if each.snapshot is not None:
-                by_job.setdefault(each.job, []).append(each)
+        by_job, silent = await self._records(job, patience)
         usage = {name: self._registry.usage(name) for name in by_job}
         found = await asyncio.to_thread(
             lambda: [each for name, ranks in by_job.items() for each in find_stragglers(ranks, usage[name], seconds)]
         )
         for name in by_job.keys() - {each.job for each in found} if links else ():
             found += slow_links(name, await asyncio.to_thread(self._waits, name, patience), usage[name])
-        return StragglerReport(found, [NoAnswer(each.rank, each.error) for each in details if each.snapshot is None])
+        return StragglerReport(found, [no for of_job in silent.values() for no in of_job])
+
+    async def timelines(self, job: str | None, seconds: float, patience: float) -> list[Timeline]:
+        """Return what the ranks of one job or of each have spent the last seconds on; see ``stragglers``."""
+        by_job, silent = await self._records(job, patience)
+        found = await asyncio.to_thread(lambda: [timeline_of(ranks, seconds) for ranks in by_job.values()])
+        return [replace(each, silent=silent.get(each.job, [])) for each in found]
+
+    async def _records(
+        self, job: str | None, patience: float
+    ) -> tuple[dict[str, list[RankDetails]], dict[str, list[NoAnswer]]]:
+        """Return the ranks that answer, with the calls that their flight recorders keep, and the others, by job."""
+        answers, silent = defaultdict[str, list[RankDetails]](list), defaultdict[str, list[NoAnswer]](list)
+        for each in await self.snapshots(job, (), patience, records=True):
+            if each.snapshot is None:
+                silent[each.job].append(NoAnswer(each.rank, each.error))
+            else:
+                answers[each.job].append(each)
+        return answers, silent
 
     def _waits(self, job: str, patience: float) -> dict[int, RankWaits]:
         """Return the ranks that each rank of a job waits for, of those that answer."""
@@ -214,5 +204,6 @@ def _place(report: RankReport) -> str:
 
 def _diagnosed(report: RankReport) -> DiagnosedRank:
     answers = report.snapshot is not None
+    process = "" if answers else report.outside.state
     place = report.job, report.epoch, report.rank, report.host, report.pid
-    return DiagnosedRank(*place, report.state, answers, report.error, report.process)
+    return DiagnosedRank(*place, report.state, answers, report.error, process)

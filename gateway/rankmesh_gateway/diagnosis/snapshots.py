@@ -39,11 +39,8 @@ def add_snapshots(
     """Ask the agents of ranks for their snapshots, at once, and add these to the reports, or the errors.
 
     Args:
-        reports: the ranks.
-        token: the gateway's token, or the job's credential.
-        patience: seconds in which an agent must answer.
-        limit: seconds in which all of them must.
-        neighbours: all ranks, those on the hosts of ranks that do not answer are asked about these.
+        patience: seconds in which an agent must answer; ``limit``: in which all of them must.
+        neighbours: all ranks; those on the hosts of ranks that do not answer are asked about these.
         service: SNAPSHOT; RECORDS, whose snapshots have more calls; or WAITS.
     """
     if not reports:
@@ -53,7 +50,7 @@ def add_snapshots(
     try:
         list(pool.map(lambda report: _add_snapshot(report, service, token, patience, end), reports))
         silent = {report.rank: report for report in reports if report.error and report.rank >= 0}
-        unseen = [report for report in silent.values() if not report.process]
+        unseen = [report for report in silent.values() if not report.outside.state]
         asked = [each for each in neighbours if each.rank not in silent and each.state == "alive"]
         list(pool.map(lambda report: _ask_neighbour(report, asked, token, patience), unseen))
     finally:
@@ -87,7 +84,6 @@ def _add_snapshot(report: RankReport, service: Service, token: str, patience: fl
         report.error = _no_answer(error, patience)
         if report.local:
             report.outside = process.view(report.pid, patience)
-            report.process = report.outside.state
             if report.observed:
                 _add_view(report, report.outside)
 
@@ -101,7 +97,7 @@ def _add_view(report: RankReport, view: ProcessView) -> None:
     elif view.state in ("-", "Z", "X"):
         report.state = "left"  # its observer is about to report how
     else:
-        report.process, report.error = view.state, view.no_stacks or "its process does not run"
+        report.error = view.no_stacks or "its process does not run"
 
 
 def _ask_neighbour(report: RankReport, others: Sequence[RankReport], token: str, patience: float) -> None:
@@ -113,26 +109,12 @@ def _ask_neighbour(report: RankReport, others: Sequence[RankReport], token: str,
             attachment = rank_attachment(report.rank)
             found = fetch_snapshot(other.url, for_job(token, report.job), patience, Service.PROCESS, attachment)
             report.outside = json_text.convert(ProcessView, found)
-            report.process = report.outside.state
 
 
 def fetch_snapshot(
     url: str, token: str, seconds: float, service: Service = Service.SNAPSHOT, attachment: bytes = b""
 ) -> Snapshot | None:
-    """Return the document that a service of an agent sends: a snapshot; None if the agent has no such rank.
-
-    Args:
-        url: base URL of the agent.
-        token: the job's credential.
-        seconds: time limit of everything.
-        service: the service.
-        attachment: bytes that the service needs from a client.
-
-    Raises:
-        OSError: the agent cannot be reached, or does not answer in time (TimeoutError).
-        DistError: it has another token, or does not know the service.
-        ValueError: the document is invalid.
-    """
+    """Return the document that a service of an agent sends: a snapshot; None if the agent has no such rank."""
     deadline = Deadline(seconds)
     with connect(url, seconds, token) as sock:
         refusal = AuthenticationError(f"the agent at {url} has another token than the gateway")

@@ -35,8 +35,7 @@ def find_stalls(
     """Return the findings, the most certain first.
 
     Args:
-        reports: the ranks of any number of jobs.
-        groups: their groups as the gateway lists them: what it knows of the ranks that do not answer.
+        groups: as the gateway lists them: what it knows of the ranks that do not answer.
         over: whether the jobs are over: then every wait is a finding, however young.
     """
     jobs: dict[str, list[RankReport]] = defaultdict(list)
@@ -109,9 +108,9 @@ def _cause(
     if view.reports[rank].state == NO_DUMP:
         return ("silent", view.reports[rank].error)
     if rank in view.silent:
-        process, frozen = view.reports[rank].process, view.reports[rank].outside.frozen
-        stopped = frozen or process in ("T", "t")
-        return ("stopped" if stopped else "ended" if process in ("-", "Z", "X") else "silent", rank)
+        outside = view.reports[rank].outside
+        stopped = outside.frozen or outside.state in ("T", "t")
+        return ("stopped" if stopped else "ended" if outside.state in ("-", "Z", "X") else "silent", rank)
     if rank not in view.snapshots:
         return None
     store = [wait for wait in view.waits[rank] if wait.kind == "store"]
@@ -145,14 +144,7 @@ def _direct(view: JobView, ranks: Collection[int]) -> list[tuple[int, Wait]]:
 def _stall(
     view: JobView, kind: FindingKind, ranks: list[int], direct: list[tuple[int, Wait]], behind: list[int]
 ) -> Finding:
-    """Return the finding on ranks that wait for none.
-
-    Args:
-        kind: see _cause.
-        ranks: the ranks.
-        direct: the waits of others for them, the oldest first.
-        behind: the ranks that wait for those, in turn.
-    """
+    """Return the finding on ranks that wait for none; ``direct``: see _direct; ``behind``: who waits for those."""
     own = [wait for rank in ranks for wait in view.waits.get(rank, [])]
     awaited = [wait for _, wait in direct]
     wait = next(iter(awaited or own), None)

@@ -37,11 +37,8 @@ def create_app(
     """Return the gateway's ASGI application.
 
     Args:
-        registry: the registry that it serves; a new one if left out.
-        token: the secret that every request needs but health and the dashboard's page, which holds no data, or all
-            credentials; empty for none.
+        token: the secret that every request needs but health and the dashboard's page, or all credentials.
         names: host names, besides addresses and localhost, that the Host header may have.
-        stores: the jobs' stores, which another port serves; new ones if left out.
     """
     served = Registry() if registry is None else registry
     services = create_services(served, token, stores)

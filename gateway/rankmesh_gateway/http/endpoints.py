@@ -128,6 +128,7 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/groups/{group}/grow", Role.RUN, "query", groups.grow_group, _GROUPS, _CHANGES),
     Endpoint("GET", "/v1/diagnosis", Role.READ, "query", handlers.diagnosis, _DIAGNOSIS),
     Endpoint("GET", "/v1/stragglers", Role.READ, "query", handlers.stragglers, _DIAGNOSIS),
+    Endpoint("GET", "/v1/timelines", Role.READ, "query", handlers.timelines, _DIAGNOSIS),
     Endpoint("GET", "/v1/ranks/snapshots", Role.RUN, "query", handlers.rank_snapshots, _DIAGNOSIS),
     Endpoint("GET", "/v1/ranks/{rank}/snapshot", Role.RUN, "query", handlers.rank_snapshot, _DIAGNOSIS, _OF_GROUP),
     Endpoint("GET", "/v1/events", Role.READ, "query", events.events, _EVENTS, document=events.DOCUMENT),

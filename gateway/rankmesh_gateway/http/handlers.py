@@ -50,6 +50,7 @@ from rankmesh_gateway.schemas import (
     RateSample,
     RegistrySnapshot,
     StragglerReport,
+    Timeline,
     WaitingProcess,
 )
 from rankmesh_gateway.snapshot import SnapshotCache
@@ -100,11 +101,17 @@ class SnapshotsQuery(JobQuery):
 
 
 @dataclass
-class StragglersQuery(JobQuery):
-    """Query of the ranks that make the others wait."""
+class TimelineQuery(JobQuery):
+    """Query of the calls of all ranks."""
 
     seconds: Annotated[float, Meta(ge=0.1, description="Only the calls of the last seconds count.")] = 60.0
     patience: _Patience = PATIENCE_SECONDS
+
+
+@dataclass
+class StragglersQuery(TimelineQuery):
+    """Query of the ranks that make the others wait."""
+
     links: Annotated[bool, Meta(description="If no rank is late, watch for slow links, for a second.")] = False
 
 
@@ -262,13 +269,21 @@ async def stragglers(services: Services, query: StragglersQuery) -> StragglerRep
     return await services.diagnosis.stragglers(query.job, query.seconds, query.patience, links=query.links)
 
 
+async def timelines(services: Services, query: TimelineQuery) -> list[Timeline]:
+    """Say what the ranks of each job have spent the last seconds on: waits for other ranks, and operations.
+
+    The gateway asks the agents of all ranks for the calls that their flight recorders keep.
+    """
+    return await services.diagnosis.timelines(query.job, query.seconds, query.patience)
+
+
 async def rank_snapshots(services: Services, query: SnapshotsQuery) -> list[RankDetails]:
     """Return what ranks of the newest epoch of each job do now; see `/v1/ranks/{rank}/snapshot`."""
     return await services.diagnosis.snapshots(query.job, query.rank, query.patience, records=query.records)
 
 
 async def rank_snapshot(services: Services, query: RankQuery) -> RankDetails:
-    """Return what a rank does now: its calls, waits for keys, Python stacks and CPU time, as its agent describes them.
+    """Return what a rank does now: its calls, waits for keys and Python stacks, as its agent describes them.
 
     If several jobs have such a rank, `job` selects one. The newest epoch of the job counts.
     """

@@ -210,9 +210,9 @@ class Epoch:
 
     def infos(self, now: float) -> list[RankInfo]:
         """Return the ranks as the HTTP interface shows them, in rank order."""
-        scores = self.scores.values
+        scores, usage = self.scores.values, self.scores.usage()
         return [
-            record.info(self.job, self.number, now, scores.get(record.member.rank, 0.0))
+            record.info(self.job, self.number, now, scores.get(record.member.rank, 0.0), usage.get(record.member.rank))
             for record in self.all_records()
         ]
 

@@ -35,12 +35,8 @@ class EventWriter:
     def rank_joining(self, epoch: Epoch, record: RankRecord) -> None:
         """Log that a process has joined a forming epoch."""
         record.logged_state = "joining"
-        self._rank_event(
-            "rank-joining",
-            f"{record.member.described()} has joined: {epoch.count} of {_ranks(epoch.size)}",
-            epoch,
-            record,
-        )
+        detail = f"{record.member.described()} has joined: {epoch.count} of {_ranks(epoch.size)}"
+        self._rank_event("rank-joining", detail, epoch, record)
 
     def rank_waiting(self, epoch: Epoch, record: RankRecord) -> None:
         """Log that a process waits for the world to grow."""
@@ -49,24 +45,15 @@ class EventWriter:
 
     def join_abandoned(self, epoch: Epoch, record: RankRecord) -> None:
         """Log that a process no longer joins a forming epoch."""
-        self._rank_event(
-            "rank-left",
-            f"{record.member.described()} no longer joins: it gave up, or its connection broke",
-            epoch,
-            record,
-        )
+        detail = f"{record.member.described()} no longer joins: it gave up, or its connection broke"
+        self._rank_event("rank-left", detail, epoch, record)
 
     def world_complete(self, epoch: Epoch) -> None:
         """Log that the world of an epoch is complete."""
         for record in epoch.records.values():
             record.logged_state = "alive"
-        self._log.append(
-            "world-complete",
-            f"the world of job {epoch.job!r} is complete: {_ranks(epoch.size)}",
-            job=epoch.job,
-            ranks=sorted(epoch.records),
-            epoch=epoch.number,
-        )
+        detail = f"the world of job {epoch.job!r} is complete: {_ranks(epoch.size)}"
+        self._log.append("world-complete", detail, job=epoch.job, ranks=sorted(epoch.records), epoch=epoch.number)
 
     def job_restarted(self, job: str, epoch: int, attempt: int, reason: str) -> None:
         """Log that a launcher restarts a job, and that the epochs up to a number have ended."""

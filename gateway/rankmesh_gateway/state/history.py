@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 
 from rankmesh_agent.wire.schemas import RankGroupInfo
 from rankmesh_gateway.schemas import RateSample, TotalRates
@@ -21,12 +21,7 @@ _MAX_LOAD = 0.01
 
 
 class History:
-    """Samples of the rates, the scores of ranks, and held-up calls and slow ranks in the event log.
-
-    Args:
-        writer: logs calls that are held up, and that have ended since, and slow ranks.
-        processor_clock: seconds of processor time; tests pass their own.
-    """
+    """Samples of the rates, the scores of ranks, and held-up calls and slow ranks in the event log."""
 
     def __init__(self, writer: EventWriter, processor_clock: Callable[[], float] = time.thread_time) -> None:
         self._writer = writer
@@ -40,10 +35,10 @@ class History:
             return
         began = self._processor_clock()
         live = [epoch for epoch in epochs if epoch.live_ranks() or epoch.logged_calls]
-        sample: dict[str, TotalRates] = {}
+        groups: dict[str, list[RankGroupInfo]] = defaultdict(list)
         for epoch in live:
-            _add(sample.setdefault(epoch.job, TotalRates(0.0, 0.0)), merged_groups(epoch, now))
-        self._samples.append((now, sample))
+            groups[epoch.job] += merged_groups(epoch, now)
+        self._samples.append((now, {job: total_rates(found) for job, found in groups.items()}))
         for epoch in live:
             self._writer.held_up_calls(epoch, merged_calls(epoch, now) if epoch.live_ranks() else [], now)
             heard = {rank: each.sample() for rank, each in epoch.records.items() if each.is_live() and each.reported_at}
@@ -63,14 +58,6 @@ class History:
         return found
 
 
-def total_rates(groups: Iterable[RankGroupInfo]) -> TotalRates:
+def total_rates(groups: Sequence[RankGroupInfo]) -> TotalRates:
     """Return the rates of groups together."""
-    total = TotalRates(0.0, 0.0)
-    _add(total, groups)
-    return total
-
-
-def _add(total: TotalRates, groups: Iterable[RankGroupInfo]) -> None:
-    for group in groups:
-        total.operations += group.operations_rate
-        total.bytes += group.bytes_rate
+    return TotalRates(sum(each.operations_rate for each in groups), sum(each.bytes_rate for each in groups))

@@ -159,10 +159,7 @@ class Job:
         self._drop_old_epochs(now)
 
     def restart(self, attempt: int, now: float, reason: str = "") -> list[Future[JoinReply]]:
-        """End the epochs before the launcher's attempt: their ranks are neither live nor failed any more, but over.
-
-        Returns their joins that wait, to be cancelled.
-        """
+        """End the epochs before the launcher's attempt; return their joins that wait, to be cancelled."""
         if attempt <= self.attempt:
             return []
         waiters = self.waiters()

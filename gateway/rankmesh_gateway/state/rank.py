@@ -52,7 +52,6 @@ class RankRecord:
         failed_since: the clock at the first report of a group's failure, by group id.
         logged_state: its state in the event log.
         parent: see JoinRequest.
-        process: see Heartbeat.
         waiters: the joins of its process that wait for its world to be complete.
     """
 
@@ -75,7 +74,6 @@ class RankRecord:
     failed_since: dict[str, float] = field(default_factory=dict)
     logged_state: RankState | None = None
     parent: str = ""
-    process: str = ""
     waiters: set[Future[JoinReply]] = field(default_factory=set)
 
     def state(self, now: float) -> RankState:
@@ -104,17 +102,10 @@ class RankRecord:
         return self.ended is None
 
     def heartbeat(self, beat: Heartbeat, interval: float, now: float) -> None:
-        """Record a heartbeat of a rank that has neither left nor failed, but for its groups.
-
-        Args:
-            beat: the heartbeat.
-            interval: the seconds until the next one, as the reply names them. The reply may be lost: the longer of two
-                intervals counts.
-            now: the clock.
-        """
+        """Record a heartbeat, but for its groups; the reply with the interval may be lost: the longer one counts."""
         self.last_seen = self.reported_at = now
         self.joining = False
-        self.watches_peers, self.usage, self.process = beat.watches_peers, beat.usage, beat.process
+        self.watches_peers, self.usage = beat.watches_peers, beat.usage
         self.interval, self.told_interval = max(self.told_interval, interval), interval
 
     def report_groups(self, reported: Sequence[GroupInfo], ended: Sequence[GroupInfo], now: float) -> None:
@@ -135,14 +126,7 @@ class RankRecord:
             self.reason = f"{self._silent(now)}; the failure is final for its epoch, and later heartbeats are ignored"
 
     def fail(self, reason: str = "") -> bool:
-        """Record a failure that the rank itself has not reported; the first one counts, and none after its leave.
-
-        Args:
-            reason: the reason; empty if that is the rank's silence.
-
-        Returns:
-            Whether the rank has failed by this.
-        """
+        """Record a failure that the rank has not reported, by silence without a reason; return whether it is news."""
         if self.ended is not None or self.joining:
             return False
         self.ended = "failed"
@@ -172,12 +156,13 @@ class RankRecord:
             self.reported_at, self.usage, {id: (each.seq, each.seconds) for id, each in self.groups.items()}
         )
 
-    def info(self, job: str, epoch: int, now: float, slow: float = 0.0) -> RankInfo:
+    def info(self, job: str, epoch: int, now: float, slow: float = 0.0, usage: ResourceUsage | None = None) -> RankInfo:
         """Return the record as the HTTP interface shows it."""
         state = self.state(now)
+        usage = usage if state == "alive" else None  # that of a silent rank is old
         reason = self.reason or (self._silent(now) if state == "failed" else "")
         age = self.silence(now)
-        return RankInfo(job, epoch, state, age, reason, self.member, self.failed_ranks, slow, self.process)
+        return RankInfo(job, epoch, state, age, reason, self.member, self.failed_ranks, slow, usage)
 
     def _silent(self, now: float) -> str:
         return f"{NO_HEARTBEAT} for {self.silence(now):.1f} s"

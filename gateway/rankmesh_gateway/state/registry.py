@@ -193,10 +193,7 @@ class Registry:
             return HeartbeatReply(failed, known, interval, groups.resend, groups.unknown, groups.dropped)
 
     def leave(self, goodbye: Leave) -> None:
-        """Record that a rank leaves; with a reason, that it has failed. A joiner's place is free at once.
-
-        Does nothing if the rank is not known.
-        """
+        """Record that a rank leaves; with a reason, that it has failed. A joiner's place is free at once."""
         with self._lock:
             self._request_counts["leaves"] += 1
             job = self._jobs.get(goodbye.job)

@@ -93,6 +93,10 @@ class RendezvousState:
         self._size = 0
         self._enough_since: float | None = None
         self._first_end: float | None = None
+        self._adopted = float("inf")
+        """The clock at the first heartbeat of a node of an attempt that is older than the gateway."""
+        self._before = STARTING
+        """The latest attempt of which earlier gateways have told the launchers: it may have begun on some nodes."""
 
     @property
     def is_elastic(self) -> bool:
@@ -108,15 +112,15 @@ class RendezvousState:
         """Record a heartbeat and return the state of the job."""
         launcher = self._record(beat, now)
         if not self.over:
-            self._adopt(beat)
+            self._adopt(beat, now)
             if beat.state == "stopped":
                 self._on_stop(launcher)
             elif beat.state == "closed":
                 self._end(f"the launcher of {_name(launcher)} has ended the job")
             elif self.is_complete:
                 self._on_report(launcher, now)
-                self._find_lost(now)
                 self._find_joining(now)
+                self._find_lost(now)
             if not self.is_complete:
                 self._complete(now, beat.last_call)
             self.over = self.over or self._have_ended(now)
@@ -177,12 +181,13 @@ class RendezvousState:
             if not self.is_elastic:
                 self._replace(known)
             self._launchers[beat.instance] = known
+            self._before = max(self._before, beat.awaits)
         known.attempt, known.state, known.last_seen = beat.attempt, beat.state, now
         known.node = self._members.get(beat.instance, beat.node)
         return known
 
     def _replace(self, new: _Launcher) -> None:
-        """Remove the launcher that had a new one's node; if its ranks ran, they have ended with it."""
+        """Have a new launcher take the place of the one with its node, whose ranks, if they ran, have ended with it."""
         for old in [each for each in self._launchers.values() if each.node == new.node != NO_NODE]:
             del self._launchers[old.instance]
             self._replaced[old.instance] = old.node
@@ -191,20 +196,23 @@ class RendezvousState:
                 del self._members[old.instance]
                 if running:
                     self._fail("a rank failed on another node")
+                elif old.state == "waiting":  # it had not begun
+                    self._members[new.instance] = new.node
 
-    def _adopt(self, beat: LauncherHeartbeat) -> None:
+    def _adopt(self, beat: LauncherHeartbeat, now: float) -> None:
         """Learn the attempt from a launcher if the gateway is younger than that."""
         if beat.instance in self._members or beat.state == "stopped":
             return
         if beat.state == "waiting":
-            if beat.attempt >= self.attempt and not self.is_complete:
-                self.attempt, self._restarts = beat.attempt + 1, max(self._restarts, beat.restarts)
+            if (before := max(beat.attempt, self._before)) >= self.attempt and not self.is_complete:
+                self.attempt, self._restarts = before + 1, max(self._restarts, beat.restarts)
+                self.reason = "the gateway was started again while nodes waited for each other"
             return
         if beat.attempt > self.attempt or (beat.attempt == self.attempt and not self.is_complete):
             self._members = {}
             self.attempt, self._restarts, self.reason, self.change = beat.attempt, beat.restarts, "", None
             self._size = beat.attempt_nodes or beat.nodes
-            self._first_end = None
+            self._first_end, self._adopted = None, now
         if beat.attempt == self.attempt:
             self._members[beat.instance] = beat.node
 
@@ -212,7 +220,7 @@ class RendezvousState:
         if not self.is_elastic or launcher.hosts_gateway:
             self._end(f"the launcher of {_name(launcher)} was stopped")
         elif launcher.instance in self._members:
-            self._lose(launcher, f"{_name(launcher)} has left")
+            self._lose(self._members[launcher.instance], f"{_name(launcher)} has left")
         launcher.last_seen = float("-inf")
 
     def _on_report(self, launcher: _Launcher, now: float) -> None:
@@ -227,31 +235,44 @@ class RendezvousState:
         elif launcher.attempt == self.attempt and launcher.state == "ended" and self._first_end is None:
             self._first_end = now
 
-    def _find_lost(self, now: float) -> None:
-        """End the attempt if the launcher of one of its nodes is silent."""
-        if not self.is_elastic or not self.is_complete or self._first_end is not None:
-            return
-        members = [each for each in self._launchers.values() if each.instance in self._members]
-        lost = [each for each in members if now - each.last_seen >= FAILED_SECONDS]
-        if lost:
-            self._lose(lost[0], f"{_name(lost[0])} is lost: its launcher has been silent for {FAILED_SECONDS:g} s")
-
     def _find_joining(self, now: float) -> None:
-        """End the attempt if there are nodes to join it."""
-        if not self.is_complete or self._size == self._terms.max_nodes or self._first_end is not None or self.over:
+        """End the attempt if there are nodes to join it, or to take the places of those that have not reported."""
+        unknown = self._unknown()
+        full = self._size == self._terms.max_nodes and not unknown
+        if not self.is_complete or full or self._first_end is not None or self.over:
+            return
+        if unknown and not self._were_awaited(now):
             return
         joining = [each for each in self._live(now) if each.state == "waiting" and each.instance not in self._members]
         if joining:
-            size = min(self._size + len(joining), self._terms.max_nodes)
+            size = min(self._size - len(unknown) + len(joining), self._terms.max_nodes)
             hosts = ", ".join(each.host for each in joining)
             what = f"node {hosts} joins" if len(joining) == 1 else f"nodes {hosts} join"
             reason = f"{what}: the job starts again with {size} nodes"
             self._begin(reason, NodeChange(reason, []))
 
-    def _lose(self, launcher: _Launcher, reason: str) -> None:
-        nproc = self._terms.nproc
-        first = self._members[launcher.instance] * nproc
-        self._fail(reason, NodeChange(reason, list(range(first, first + nproc))))
+    def _find_lost(self, now: float) -> None:
+        """End the attempt if the launcher of one of its nodes is silent."""
+        if not self.is_elastic or not self.is_complete or self._first_end is not None or self.over:
+            return
+        members = [each for each in self._launchers.values() if each.instance in self._members]
+        lost = {self._members[each.instance]: _name(each) for each in members if now - each.last_seen >= FAILED_SECONDS}
+        lost |= {node: f"node {node}" for node in self._unknown() if self._were_awaited(now)}
+        if lost:
+            node, name = next(iter(lost.items()))
+            self._lose(node, f"{name} is lost: its launcher has been silent for {FAILED_SECONDS:g} s")
+
+    def _unknown(self) -> set[int]:
+        """Return the nodes of the attempt whose launchers this gateway does not know."""
+        return set(range(self._size)) - set(self._members.values())
+
+    def _were_awaited(self, now: float) -> bool:
+        """Return whether unknown nodes, of an attempt that is older than the gateway, have had time to report."""
+        return now - self._adopted >= FAILED_SECONDS
+
+    def _lose(self, node: int, reason: str) -> None:
+        first = node * self._terms.nproc
+        self._fail(reason, NodeChange(reason, list(range(first, first + self._terms.nproc))))
 
     def _fail(self, reason: str, change: NodeChange | None = None) -> None:
         if self._restarts < self._terms.max_restarts:
@@ -262,10 +283,11 @@ class RendezvousState:
 
     def _begin(self, reason: str, change: NodeChange | None) -> None:
         """Begin the next attempt, which waits for its nodes."""
-        self.attempt += 1
+        self.attempt = max(self.attempt, self._before) + 1
         self.reason, self.change = reason, change
         self._members, self._size = {}, 0
         self._enough_since = self._first_end = None
+        self._adopted = float("inf")
 
     def _end(self, reason: str, change: NodeChange | None = None) -> None:
         """End the job after a failure."""
@@ -308,8 +330,7 @@ class RendezvousState:
             each = self._launchers[instance]
             silent = now - max(self._first_end, each.last_seen) >= FAILED_SECONDS
             ended += silent or (each.attempt == self.attempt and each.state == "ended")
-        unknown = self._size - len(self._members)  # of the gateway, which is younger than the attempt
-        return ended == len(self._members) and (not unknown or now - self._first_end >= FAILED_SECONDS)
+        return ended == len(self._members) and (not self._unknown() or now - self._first_end >= FAILED_SECONDS)
 
     def _missing(self, now: float, last_call: float) -> str:
         """Return which nodes are there for an attempt, and what is missing."""

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.replies import RETENTION_SECONDS
-from rankmesh_agent.store.table import Changes, Table
+from rankmesh_agent.store.table import RETENTION_SECONDS, Changes, Table
 from rankmesh_agent.wire.store_frames import RequestId
 from rankmesh_gateway.state.store_backend import OutcomeUnknownError, Rows, StoreBackend
 

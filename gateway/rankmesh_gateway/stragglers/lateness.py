@@ -35,10 +35,7 @@ def find_stragglers(
 ) -> list[Straggler]:
     """Return the ranks of a job that make the others wait.
 
-    Args:
-        details: the ranks of one job that answer, with the calls that their flight recorders keep.
-        usage: what ranks use of their hosts, as far as it is known.
-        seconds: only the calls of the last seconds count; if no rank is late in them, those of their last tenth.
+    Only the calls of the last seconds count; if no rank is late in them, those of their last tenth.
     """
     hosts, places = {each.rank: each.host for each in details}, {each.rank: each.place for each in details}
     spans, uncertainty = spans_of(details), uncertainty_of(details)
@@ -58,15 +55,7 @@ def late_ranks(
     uncertainty: float,
     least: float = MIN_LOST,
 ) -> list[Straggler]:
-    """Return the ranks that make the others wait, the worst first; if there are none, the host whose ranks do.
-
-    Args:
-        spans: the calls of all ranks, see ``spans_of``.
-        usage: see ``find_stragglers``.
-        hosts: of each rank.
-        uncertainty: seconds by which the clocks of hosts may differ.
-        least: share of the time that the others lose by a straggler.
-    """
+    """Return the ranks that make the others wait, the worst first; if there are none, the host whose ranks do."""
     found = _late(spans, usage, {rank: [rank] for rank in hosts}, uncertainty, least)
     if found or len({*hosts.values()}) < 2:
         return found
@@ -80,11 +69,6 @@ def slow_links(job: str, waits: Mapping[int, RankWaits], usage: Mapping[int, Res
     The two ends of a slow link wait for each other in the same calls, for much longer than the ends of another link; so
     a world of two ranks, which has one link, has no slow one. On a busy host the ends must wait for longer: a rank that
     waits for a core does not read the bytes that have come.
-
-    Args:
-        job: the name of their job.
-        waits: what each rank waits for.
-        usage: see ``find_stragglers``.
     """
     waited = ((rank, int(other)) for rank, each in waits.items() for other in each.shares)
     either = {(min(pair), max(pair)) for pair in waited}

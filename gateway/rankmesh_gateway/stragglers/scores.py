@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rankmesh_agent.wire.schemas import ResourceUsage
@@ -16,6 +17,7 @@ WINDOW_SECONDS = 10.0
 """Time that a score is of. A rank is slow once its score has been SLOW for as long: one long call makes none slow."""
 SLOW = 0.05
 """Score from which on a rank is slow; below half of it, it is no longer."""
+_COUNTERS = "cpu", "core_wait", "faults"
 _MIN_CALLS = 5
 """Calls of a group in that time, from which on they count."""
 
@@ -57,14 +59,14 @@ class RankScores:
         self.slow = {rank: at for rank, at in self._since.items() if now - at > WINDOW_SECONDS}
 
     def usage(self) -> dict[int, ResourceUsage]:
-        """Return what ranks use of their hosts, as far as it is known."""
+        """Return what ranks use of their hosts in a second, as far as it is known."""
         found = {}
         for rank, kept in self._reports.items():
-            known = [(report.at, vars(report.usage).values()) for report in kept if report.usage is not None]
+            known = [(report.at, report.usage) for report in kept if report.usage is not None]
             if len(known) > 1:
                 (begin, first), (end, last) = known[0], known[-1]
-                used = (max(0.0, new - old) / (end - begin) for new, old in zip(last, first, strict=True))
-                found[rank] = ResourceUsage(*used)
+                rates = {each: (getattr(last, each) - getattr(first, each)) / (end - begin) for each in _COUNTERS}
+                found[rank] = replace(last, **{each: max(0.0, rate) for each, rate in rates.items()})
         return found
 
 

@@ -76,14 +76,8 @@ def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
         "bandwidth": nbytes / median,
         "bus_bandwidth": prepared.bus * nbytes / median,
         "calls": calls * _BATCHES,
-        "medium": _medium(),
+        "medium": session.require_session().group._communicator.medium,
     }
-
-
-def _medium() -> str:
-    """Return the medium of the collectives, as in GroupInfo."""
-    world = session.current()
-    return "" if world is None else world.group._communicator.medium
 
 
 def _timed(call: Callable[[], Any], calls: int) -> float:

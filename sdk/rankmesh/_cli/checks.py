@@ -72,16 +72,8 @@ class AgentProbe:
     """An agent and the results of its probes.
 
     Attributes:
-        name: display name: ``rank 2``, ``agent a-1``.
-        job: its job, empty for a free agent.
-        rank: its rank, None for a free agent.
-        host: host name.
-        pid: process id on that host.
-        urls: base URLs, in the order they are tried.
-        state: state at the gateway.
-        reason: cause of a failure.
+        job, rank: of its rank; empty and None for a free agent.
         way: probe of the first URL that answers, else of the first one.
-        clock: its host's clock.
         report: its report on its host, None if it does not answer.
         transports: transport to each other rank of its job, by rank.
         refusal: error of a reachable agent.

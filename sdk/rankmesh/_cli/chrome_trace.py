@@ -18,12 +18,7 @@ _GAP = 2e-9
 
 
 def chrome_trace(details: Sequence[RankDetails], spans: Sequence[Span]) -> dict[str, Any]:
-    """Return the document: a process for each rank, threads for each group, arrows from late ranks and senders.
-
-    Args:
-        details: the ranks.
-        spans: their calls, in the order of their begins.
-    """
+    """Return the document: a process for each rank, threads for each group, arrows from late ranks and senders."""
     origin = min((span.begin for span in spans), default=0.0)
     threads, names = _threads(spans)
     events: list[dict[str, Any]] = []

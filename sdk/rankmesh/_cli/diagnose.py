@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh._cli import options
+from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import NEGATIVE, OK, USAGE, CommandError, command, write, write_json
 from rankmesh._cli.options import PATIENCE, GatewayOption, JobOption, JsonOption, PatienceOption, TokenFileOption
 from rankmesh._cli.overview import Verdict, fetch_diagnosis, fetch_overview, fetch_snapshots
@@ -69,9 +70,21 @@ def diagnose(
     if json:
         write_json(_document(ranks, verdict, url))
     else:
-        lines = list(_lines(verdict)) or [printable(nothing)]
-        write("\n".join([*lines, *map(printable, verdict.remarks)]) + "\n")
+        write(_text(verdict, nothing) + "\n")
     return OK if verdict.ok else NEGATIVE
+
+
+def report(service: ServiceClient, without_ranks: str) -> str:
+    """Return the report on the job of a gateway, as the command prints it; another text if no rank has joined."""
+    diagnosis = fetch_diagnosis(service, patience=PATIENCE)
+    verdict = Verdict(diagnosis["problems"], (each["job"] for each in diagnosis["ranks"]))
+    found = diagnosis["ranks"]
+    return _text(verdict, _nothing_stuck(found, service.url) if found else without_ranks)
+
+
+def _text(verdict: Verdict, nothing: str) -> str:
+    lines = list(_lines(verdict)) or [printable(nothing)]
+    return "\n".join([*lines, *map(printable, verdict.remarks)])
 
 
 def _key(place: Mapping[str, Any], rank: Mapping[str, Any]) -> tuple[str, int, int]:

@@ -46,10 +46,7 @@ class DumpFile(NamedTuple):
 
 
 def read_dumps(directory: Path, job: str = "") -> list[RankReport]:
-    """Return the ranks of a job, of its newest epoch, from the dumps in a directory; ranks without a dump, too.
-
-    Subdirectories and hidden files are left out.
-    """
+    """Return the ranks of a job, of its newest epoch, from the dumps in a directory; ranks without a dump, too."""
     try:
         paths = sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
     except OSError as error:

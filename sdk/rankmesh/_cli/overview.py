@@ -27,15 +27,7 @@ _UPDATED, _SLOW, _PROCESS = 5, 6, 8
 
 
 def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
-    """Return a gateway's overview.
-
-    Args:
-        gateway: client of the gateway.
-        job: restrict the overview to this job, if not empty.
-
-    Raises:
-        CommandError: the gateway does not answer, or in another form; or it has no such job.
-    """
+    """Return a gateway's overview, of all jobs or one; CommandError without an answer, or such a job."""
     found = gateway.get("/v1/overview")
     try:
         if job:
@@ -58,27 +50,14 @@ def _other_version(gateway: ServiceClient) -> CommandError:
 
 
 def check_job(gateway: ServiceClient, job: str, there: Collection[str]) -> None:
-    """Check that a gateway has a job.
-
-    Raises:
-        CommandError: it has not; the error lists those that it has.
-    """
+    """Raise CommandError, with the jobs that there are, unless a gateway has a job."""
     if job not in there:
         names = f"there are: {', '.join(sorted(there))}" if there else "it has none"
         raise CommandError(f"the gateway at {gateway.url} has no job {job!r}; {names}", NEGATIVE)
 
 
 def fetch_diagnosis(gateway: ServiceClient, job: str = "", patience: float | None = None) -> dict[str, Any]:
-    """Return the gateway's diagnosis: it asks the agents, so a client needs only the role ``read``.
-
-    Args:
-        gateway: client of the gateway.
-        job: only this job, if not empty.
-        patience: seconds in which an agent must answer; None for a recent diagnosis.
-
-    Raises:
-        CommandError: the gateway does not answer, or in another form.
-    """
+    """Return the gateway's diagnosis; ``patience``: seconds in which an agent must answer, None: a recent one."""
     found: dict[str, Any] = gateway.get("/v1/diagnosis" + _query(job, patience=patience))
     if "problems" not in found:
         raise _other_version(gateway)
@@ -88,18 +67,7 @@ def fetch_diagnosis(gateway: ServiceClient, job: str = "", patience: float | Non
 def fetch_snapshots(
     gateway: ServiceClient, job: str, patience: float, ranks: Sequence[int] = (), *, records: bool = False
 ) -> list[Any]:
-    """Return what the agents of ranks describe, in the JSON of RankDetails.
-
-    Args:
-        gateway: client of the gateway.
-        job: only this job, if not empty.
-        patience: seconds in which an agent must answer.
-        ranks: only these, if not empty.
-        records: whether the snapshots have all calls that the flight recorders keep.
-
-    Raises:
-        CommandError: the gateway does not answer, has no such job, or does not show stacks to this credential.
-    """
+    """Return what the agents of some ranks, or all, describe (RankDetails); ``records``: with the earlier calls."""
     found: list[Any] = gateway.get(
         "/v1/ranks/snapshots" + _query(job, patience=patience, rank=ranks, records="true" if records else None)
     )
@@ -109,17 +77,7 @@ def fetch_snapshots(
 
 
 def fetch_stragglers(gateway: ServiceClient, job: str, seconds: float, patience: float) -> StragglerReport:
-    """Return which ranks make the others wait.
-
-    Args:
-        gateway: client of the gateway.
-        job: only this job, if not empty.
-        seconds: only the calls of the last seconds count.
-        patience: seconds in which an agent must answer.
-
-    Raises:
-        CommandError: the gateway does not answer, or has no such job.
-    """
+    """Return which ranks make the others wait, by the calls of the last seconds."""
     query = _query(job, seconds=seconds, patience=patience, links="true")
     found = json_text.convert(StragglerReport, gateway.get(f"/v1/stragglers{query}"))
     if job and not (found.stragglers or found.silent):
@@ -135,15 +93,9 @@ def _query(job: str, **parameters: Any) -> str:
 class Verdict:
     """The problems of jobs and agents as the gateway lists them, for ``status`` and ``diagnose``.
 
-    Args:
-        problems: in the JSON of Finding.
-        jobs: the jobs that there are.
-
     Attributes:
-        problems: the same, but for notes.
-        findings: those of them that a diagnosis finds.
+        problems: in the JSON of Finding, but for notes; ``findings``: those of them that a diagnosis finds.
         remarks: the sentences of the notes, on what is no problem, but slow.
-        ok: whether there is no problem.
     """
 
     def __init__(self, problems: Sequence[Finding], jobs: Iterable[str]) -> None:
@@ -203,7 +155,7 @@ def tables(overview: Overview) -> list[Table]:
                 f"{seconds(each['heartbeat_age'])} ago",
                 f"{each['slow']:.0%}" if each.get("slow", 0.0) >= SLOW else "",
                 each["member"]["http"],
-                each.get("process", ""),
+                process_text(each),
                 each["reason"],
             ]
             for each in overview["ranks"]
@@ -212,6 +164,14 @@ def tables(overview: Overview) -> list[Table]:
     ).without_empty_column(_PROCESS)
     others = _agent_table(overview["agents"]), group_table(overview["groups"]), inflight_table(overview["inflight"])
     return [compact(world.without_empty_column(_SLOW)), *others]
+
+
+def process_text(rank: Mapping[str, Any]) -> str:
+    """Return state, CPU use and memory of the process of an observed rank; empty for others."""
+    usage = rank.get("usage")
+    if not usage or not rank["member"].get("observed"):
+        return ""
+    return f"{usage['state']}, {usage['cpu']:.0%} of a core, {usage['memory'] >> 20} MiB"
 
 
 def _agent_table(agents: Iterable[Mapping[str, Any]]) -> Table:

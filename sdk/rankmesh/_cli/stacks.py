@@ -75,13 +75,7 @@ def _name(details: Details) -> str:
 
 
 def stack_lines(details: Details, *, several: bool, every: bool = False) -> Iterator[str]:
-    """Yield the lines of a rank's stacks.
-
-    Args:
-        details: the rank.
-        several: whether there are several jobs.
-        every: whether to show all threads and frames.
-    """
+    """Yield the lines of a rank's stacks; ``several``: name its job; ``every``: all threads and frames."""
     title = f"{_name(details)} of {details['job']}" if several else _name(details)
     snapshot = details["snapshot"]
     threads = (snapshot or details["outside"])["stacks"]

@@ -122,10 +122,7 @@ def _find_agent(gateway: ServiceClient, job: str) -> tuple[str, str]:
 
 
 def _first_reachable(urls: list[str]) -> str:
-    """Return the first URL of an agent that is reachable from here, else the first.
-
-    A standalone agent may have addresses that only its peers reach, and a published port for other hosts.
-    """
+    """Return the first URL of an agent that is reachable from here, else the first: some may be for its peers alone."""
     from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 
     for url in urls if len(urls) > 1 else ():

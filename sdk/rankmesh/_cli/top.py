@@ -8,6 +8,7 @@ import select
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
@@ -29,7 +30,7 @@ _PERCENT = "{:.0%}".format
 _TEXTS: dict[str, Callable[[float], str]] = {
     "CPU": _PERCENT, "core wait": _PERCENT, "memory": size, "slow": _PERCENT, "calls/s": "{:.1f}".format, "for": seconds
 }  # fmt: skip
-_COUNTERS = {"CPU": "cpu_seconds", "core wait": "core_wait_seconds"}
+_USAGE = {"CPU": "cpu", "core wait": "core_wait", "memory": "memory"}
 _MOVES = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
 _KEYS = f"sort by {', '.join(f'{key} {name}' for key, name in _ORDERS.items())}; arrows and Enter: a stack; q: end"
 _LEAST_ROWS = 3
@@ -89,17 +90,11 @@ def _ask(queue: SimpleQueue[Answers | Exception], service: ServiceClient, job: s
 
 
 class Screen:
-    """The state of the screen.
-
-    Args:
-        url: of the gateway.
-        answers: the first one.
-    """
+    """The state of the screen."""
 
     def __init__(self, url: str, answers: Answers) -> None:
         self.answers = answers
         self._url, self._remark = url, ""
-        self._before = answers.ranks
         self._order, self._place = "r", 0
         self._ranks: list[tuple[Any, ...]] = []
         self._stack: tuple[Any, ...] | None = None
@@ -107,7 +102,7 @@ class Screen:
     def take(self, answers: Answers | Exception) -> None:
         """Show the next answers; raise an error, unless it is that the gateway does not answer."""
         if isinstance(answers, Answers):
-            self._before, self.answers, self._remark = self.answers.ranks, answers, ""
+            self.answers, self._remark = answers, ""
         elif isinstance(answers, CommandError) and answers.code == UNREACHABLE:
             self._remark = self._remark or f"; NO ANSWER since {time.strftime('%H:%M:%S')}"
         else:
@@ -141,14 +136,22 @@ class Screen:
         return "\n" + lines([self._table(world, room, keys=keys)], coloured=True) + rest
 
     def _table(self, world: Table, room: int, *, keys: bool) -> Table:
-        rows = []
+        rows, calls = [], Counter[tuple[Any, ...]]()
+        for group in self.answers.overview["groups"]:
+            for rank in group["ranks"]:
+                calls[group["job"], group["epoch"], rank] += group.get("operations_rate", 0.0)
         for each in self.answers.overview["ranks"]:
             member = each["member"]
             key = each["job"], each["epoch"], member["rank"], member["pid"]
-            values, doing = _use(self.answers.ranks.get(key), self._before.get(key))
+            age, doing = doing_of(self.answers.ranks.get(key))
+            usage = each.get("usage") or {}
+            values = {name: usage[of] for name, of in _USAGE.items() if of in usage} | age
+            if key[:3] in calls:
+                values["calls/s"] = calls[key[:3]]
             if each.get("slow", 0.0) >= SLOW:
                 values["slow"] = each["slow"]
-            at = each["reason"] or "; ".join(filter(None, (each.get("process"), doing)))
+            state = usage.get("state", "") if member.get("observed") else ""
+            at = each["reason"] or "; ".join(filter(None, (state, doing)))
             texts = [text(values[name]) if name in values else "" for name, text in _TEXTS.items()]
             number = "?" if member["rank"] < 0 else str(member["rank"])
             cells = [number, member["host"], str(member["pid"]), each["state"], *texts, at]
@@ -161,22 +164,15 @@ class Screen:
         return compact(Table(world.title, columns, marked[begin : begin + room], world.empty))
 
 
-def _use(details: Details | None, before: Details | None) -> tuple[dict[str, float], str]:
-    """Return what a rank uses, by column, and where it is: in a call, or in a line of the user's code."""
+def doing_of(details: Details | None) -> tuple[dict[str, float], str]:
+    """Return for how long a rank is in a call, if it is in one, and where it is: there, or in a line of the user's."""
     if details is None or (snapshot := details["snapshot"]) is None:
         return {}, "" if details is None else "; ".join(filter(None, (details["error"], details["place"])))
-    found: dict[str, float] = {"memory": snapshot.get("memory_bytes", 0)}
-    past = before and before["snapshot"]
-    if past and "monotonic" in past:
-        calls = [sum(group["seq"] for group in each["groups"]) for each in (past, snapshot)]
-        gone = {name: snapshot[of] - past[of] for name, of in _COUNTERS.items()} | {"calls/s": calls[1] - calls[0]}
-        passed = max(1e-9, snapshot["monotonic"] - past["monotonic"])
-        found |= {name: max(0.0, value) / passed for name, value in gone.items()}
     for wait in snapshot["store_waits"]:
-        return found | {"for": wait["age"]}, f"store: {wait['op']} {', '.join(wait['keys'])}"
+        return {"for": wait["age"]}, f"store: {wait['op']} {', '.join(wait['keys'])}"
     for call in snapshot["calls"]:
-        return found | {"for": call["age"]}, f"{call['call']} #{call['seq']}" if call["seq"] else call["call"]
-    return found, details["place"]
+        return {"for": call["age"]}, f"{call['call']} #{call['seq']}" if call["seq"] else call["call"]
+    return {}, details["place"]
 
 
 @contextmanager

@@ -218,17 +218,13 @@ def is_recording(comm: Communicator) -> bool:
 
 def coalesce(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
     """Return the calls, neighbouring all_reduces of one dtype and operation as one, unless their arrays overlap."""
-    found: list[list[RecordedCall]] = []
-    for call in calls:
-        if found and _same_operation(call.key, found[-1][-1].key):
-            found[-1].append(call)
-        else:
-            found.append([call])
-    return [call for run in found for call in ([_one(run)] if len(run) > 1 and _disjoint(run) else run)]
+    runs = [[*run] for _, run in itertools.groupby(calls, _operation)]
+    return [call for run in runs for call in ([_one(run)] if len(run) > 1 and _disjoint(run) else run)]
 
 
-def _same_operation(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return key[0] is OpType.ALL_REDUCE and (key[:2], key[3:]) == (other[:2], other[3:])
+def _operation(call: RecordedCall) -> object:
+    """Return what calls that can be one have in common."""
+    return (call.key[:2], call.key[3:]) if call.key[0] is OpType.ALL_REDUCE else id(call)
 
 
 def _disjoint(run: Sequence[RecordedCall]) -> bool:

@@ -135,10 +135,6 @@ def _dict(items: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return dict(items)
 
 
-def _moment(_: Any, text: str, fold: int) -> datetime:
-    return datetime.fromisoformat(text).replace(fold=fold)
-
-
 def _moment_fields(value: datetime, _: PutApart) -> tuple[str, int]:
     if value.tzinfo is not None and value.tzinfo is not UTC:
         raise _not_plain(value)  # a time zone is more than its offset
@@ -237,7 +233,7 @@ _KIND_OF: Final[dict[type, _Kind]] = {
     range: _made_by(range, "start", "stop", "step"),
     timedelta: _made_by(timedelta, "days", "seconds", "microseconds"),
     date: _made_by(date, "year", "month", "day"),
-    datetime: _Kind(_moment_fields, _moment),
+    datetime: _Kind(_moment_fields, lambda _, text, fold: datetime.fromisoformat(text).replace(fold=fold)),
     # The slice is the plain string; str() and bytes() would cut zeros off its end. The sum refuses other types: NumPy
     # would make bytes of that length from a number.
     np.str_: _Kind(lambda value, _: (value[:],), lambda _, text: np.str_("" + text)),

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
@@ -35,7 +36,7 @@ RANKMESH_TOKEN set to the same secret.
 The launcher exits with 0 when all ranks did, else with the exit code of the rank whose failure caused the others'
 (128 + N if signal N ended it), 128 + N when signal N ended the launcher, 2 when it could not start, 120 when all
 ranks ended with 0 but their output could not be written (a full disk). Local rank 0 reads the launcher's stdin, and so
-do all ranks if that is a terminal: for pdb, see 'rankmesh.breakpoint(rank)'.
+do all ranks if that is a terminal; with --pdb RANK, that rank alone.
 """
 
 
@@ -81,6 +82,7 @@ class Options:
     max_restarts: int
     replace: bool
     as_gloo: bool
+    pdb: int | None
     failure_grace: float
     stop_grace: float
     output_grace: float
@@ -88,19 +90,26 @@ class Options:
     variables: tuple[str, ...]
 
 
-def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool = True) -> Options:
+def parse(
+    argv: list[str] | None,
+    *,
+    prog: str = "rankmesh run",
+    use_env: bool = True,
+    environ: Mapping[str, str] = os.environ,
+) -> Options:
     """Parse a command line.
 
     Args:
         argv: arguments without the program's name; None for this process's.
         prog: the program's name.
         use_env: default of ``--use-env``.
+        environ: has torchrun's variables, PET_….
 
     Raises:
         SystemExit: with code 2 after a message on stderr if an argument is invalid, with 0 after ``--help``.
     """
     parser = _parser(prog, use_env)
-    given = parser.parse_args(parser.complete(sys.argv[1:] if argv is None else argv, os.environ))
+    given = parser.parse_args(parser.complete(sys.argv[1:] if argv is None else argv, environ))
     min_nodes, nnodes = given.nnodes
     if given.standalone and nnodes != 1:
         parser.error("--standalone means one node; leave it out, or leave out --nnodes")
@@ -132,6 +141,8 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         parser.error("port 0 takes any free port, which the other nodes cannot know; choose one")
     if port is None:
         port = DEFAULT_PORT if nnodes > 1 else 0
+    if nnodes == 1 and given.pdb is not None and given.pdb >= given.nproc_per_node:
+        parser.error(f"--pdb {given.pdb}: the ranks are 0 to {given.nproc_per_node - 1}")
     if given.replace and not given.max_restarts:
         parser.error("--replace needs --max-restarts N: how many processes may be started in place of failed ones")
     if given.replace and min_nodes < nnodes:
@@ -209,6 +220,10 @@ def _options() -> tuple[Option, ...]:
         "after a failure, start only the rank that failed again, at most --max-restarts times on each node; the others "
         "go on, and call grow_group() to let it join"
     )
+    pdb = (
+        "this rank alone reads the launcher's stdin, for pdb: an uncaught exception starts it there, and so does "
+        "breakpoint() in the script. Meanwhile the others wait, a day unless RANKMESH_TIMEOUT is set"
+    )
     redirects = "write output to files only: 1 stdout, 2 stderr, 3 both; by local rank: 0:1,1:3"
     stop_grace = "how long a rank may take to end after a signal, before it is killed (default: 30)"
     output_grace = (
@@ -236,6 +251,7 @@ def _options() -> tuple[Option, ...]:
         Option("max-restarts", restarts, "N", _whole, 0),
         Option("replace", replace),
         Option("as-gloo", "torch's backend 'gloo' is RankMesh in the ranks (RANKMESH_AS=gloo)"),
+        Option("pdb", pdb, "RANK", _whole, None),
         Option("log-dir", "directory for the files of -r and -t (default: a new one in $TMPDIR)", "PATH"),
         Option("-r redirects", redirects, "STREAMS", _streams, "0"),
         Option("-t tee", "write output to files, too; values as of -r", "STREAMS", _streams, "0"),

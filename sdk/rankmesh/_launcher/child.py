@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import io
+import linecache
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from rankmesh._launcher.failure_file import VARIABLE, ChildError
@@ -42,19 +44,15 @@ def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, 
     except BaseException as error:
         sys.last_value = error  # as Python does with an uncaught exception: the exit handler reports it to other ranks
         if not isinstance(error, KeyboardInterrupt):
-            ChildError(index, 1, _traceback(error)).write(environment[VARIABLE])
+            from rankmesh._launcher.tracebacks import folded, place
+
+            ChildError(index, 1, folded(error), place(error)).write(environment[VARIABLE])
             sys.exit(1)
 
 
 def exit_status(error: SystemExit) -> int:
     """Return the exit status of the process that a SystemExit ends."""
     return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
-
-
-def _traceback(error: BaseException) -> str:
-    from rankmesh._launcher.tracebacks import folded
-
-    return folded(error)
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
@@ -66,7 +64,7 @@ def _interrupt_once(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
-class _ByValue:
+class ByValue:
     """A function that is pickled by value; unpickling returns the function itself."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -78,7 +76,30 @@ class _ByValue:
     def __reduce__(self) -> tuple[Any, ...]:
         import cloudpickle
 
-        return pickle.loads, (cloudpickle.dumps(self._fn),)
+        class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # which leaves out the file of a function
+            def reducer_override(self, value: Any) -> Any:
+                if not isinstance(value, CodeType):
+                    return super().reducer_override(value)
+                make, parts = self.dispatch_table[CodeType](value)
+                return make, tuple(_cell(value.co_filename) if part == "<dynamic-code>" else part for part in parts)
+
+        cells = {_cell(name): each for name, each in linecache.cache.items() if len(each) == 4 and each[1] is None}
+        pickled = io.BytesIO()
+        Pickler(pickled).dump(self._fn)
+        return _received, (pickled.getvalue(), cells)
+
+
+def _cell(file: str) -> str:
+    """Return ``In[3]`` for the file that stands for a notebook's cell, another file as it is."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    name = shell.compile.format_code_name(file) if shell is not None else None
+    return name[1] if name else file
+
+
+def _received(pickled: bytes, cells: dict[str, Any]) -> Any:
+    """Return a function that was sent by value; ``cells``: the source of a notebook's cells, for tracebacks."""
+    linecache.cache.update(cells)
+    return pickle.loads(pickled)
 
 
 def importable(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,4 +115,4 @@ def importable(fn: Callable[..., Any]) -> Callable[..., Any]:
             f"{name} is defined in a notebook or an interactive session, so a new process cannot import it: install "
             'cloudpickle, define it in a module, or call start_processes(..., start_method="fork")'
         )
-    return _ByValue(fn)
+    return ByValue(fn)

@@ -30,11 +30,12 @@ class FailureReport(NamedTuple):
 
 
 class ChildError(NamedTuple):
-    """The failure of a process of ``spawn``; ``trace``: traceback of the exception; empty for ``sys.exit``."""
+    """The failure of a process of ``spawn``; traceback and line of the exception are empty for ``sys.exit``."""
 
     process: int
     code: int
     trace: str
+    place: str = ""
 
     def write(self, path: str) -> None:
         """Append the error to the parent's file."""

@@ -36,10 +36,7 @@ class LauncherGateway:
         self._http = HttpServer(listener, "rankmesh-gateway", token=self._settings.credentials)
 
     def start(self, on_failure: Callable[[], object]) -> None:
-        """Start serving. Does nothing the second time.
-
-        ``on_failure`` is called in another thread once ``failure`` gives a reason.
-        """
+        """Start serving, once. ``on_failure`` is called in another thread once ``failure`` gives a reason."""
         if self._gateway is not None:
             return
         from rankmesh_gateway.server import Gateway

@@ -188,11 +188,13 @@ class NodeRendezvous:
     def _exchange(self) -> None:
         """Send a heartbeat and record the reply."""
         with self._settled:
-            beat, number = self._beat, self._reported
+            is_spare = self.latest.nodes > 0 and self.latest.node == NO_NODE
+            beat, number = replace(self._beat, awaits=self.latest.attempt - is_spare), self._reported
         before = self.latest, self.refusal, self._ended_alone
         try:
             reply = self._gateway.read(LauncherReply, "launchers", beat)
-            if reply.attempt >= self.latest.attempt:  # less only from a gateway that does not know the attempt yet
+            # Less than before only from a gateway that has another attempt, later than that of this node's ranks.
+            if reply.attempt >= min(self.latest.attempt, self.attempt + 1):
                 self.latest = reply
             self._unanswered, self._ended_alone = "", False
         except (UnavailableError, DistError) as error:

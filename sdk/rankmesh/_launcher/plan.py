@@ -110,6 +110,9 @@ class Plan:
             environment["RANKMESH_BIND"] = options.local_addr
         if options.as_gloo:
             environment["RANKMESH_AS"] = "gloo"
+        if options.pdb is not None:
+            environment.setdefault("RANKMESH_TIMEOUT", "86400")
+            environment["RANKMESH_PDB"] = str(int(rank == options.pdb))
         if options.nproc > 1:
             # Each rank's BLAS would take all cores: N ranks would run N times as many threads as there are cores.
             environment.setdefault("OMP_NUM_THREADS", "1")

@@ -185,6 +185,8 @@ class Supervisor:
                 rank.send(signal.SIGTERM)  # its children may hold its sockets open, which hides its end from peers
                 if self.first_failure is None and self._is_failure(rank) and not self._try_replace(rank):
                     self._on_first_failure(rank)
+            if rank.number == self._options.pdb and self.first_failure is not None and self._kill_at is None:
+                self._terminate_at = time.monotonic() + self._options.failure_grace
 
     def _is_failure(self, rank: Rank) -> bool:
         """Return whether a rank's end is a failure: no end by a signal, or because another node joins."""
@@ -216,7 +218,10 @@ class Supervisor:
 
     def _on_first_failure(self, rank: Rank) -> None:
         self.first_failure = next((other for other in self._running() if other.dies_of_signal()), rank)
-        if self._terminate_at is None:
+        limit = f"the others get {self._options.failure_grace:g} s to end"
+        if any(other.number == self._options.pdb for other in self._running()):
+            limit = f"the others may go on until rank {self._options.pdb} ends (--pdb)"
+        elif self._terminate_at is None:
             self._terminate_at = time.monotonic() + self._options.failure_grace
         if self._rendezvous is not None:
             self._rendezvous.report("failed")
@@ -225,7 +230,7 @@ class Supervisor:
         failure = self.failure()
         if self._running() and failure is not None:
             what = failure.explain(rank.number) or f"failed: {rank.exit_status}"
-            self._message(f"rank {rank.number} {what}; the others get {self._options.failure_grace:g} s to end")
+            self._message(f"rank {rank.number} {what}; {limit}")
 
     def _end_because(self, why: str) -> None:
         """Say why another node, or a broken job, ends the attempt; end the ranks unless they are about to end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -9,7 +10,7 @@ import traceback
 from types import TracebackType
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.diagnostics.stacks import OWN_PACKAGES, origin
+from rankmesh_agent.net.callers import OWN_PACKAGES, origin
 from rankmesh_agent.wire.errors import RankFailedError
 from rankmesh_agent.wire.schemas import FrameOrigin
 
@@ -45,6 +46,20 @@ def print_exception(kind: type[BaseException], error: BaseException, trace: Trac
         sys.stderr.flush()
     else:
         sys.__excepthook__(kind, error, trace)
+    with contextlib.suppress(ValueError, OSError):  # an invalid setting, a closed standard input
+        _debug(error)
+
+
+def _debug(error: BaseException) -> None:
+    """Start pdb at an uncaught exception, under ``--pdb``; say why pdb had no input."""
+    settings = Settings.from_env(os.environ)
+    if type(error).__name__ == "BdbQuit":  # bdb.BdbQuit: the user has quit, or the input has ended
+        if settings.rank is not None and os.path.samestat(os.fstat(0), os.stat(os.devnull)):
+            sys.stderr.write(f"  pdb reads {os.devnull}: 'rankmesh run --pdb {settings.rank}' passes its stdin on\n")
+    elif settings.pdb and isinstance(error, Exception):
+        import pdb  # noqa: T100
+
+        pdb.post_mortem(error.__traceback__)
 
 
 def folded(error: BaseException) -> str:

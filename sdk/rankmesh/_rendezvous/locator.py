@@ -34,10 +34,6 @@ class GatewayLocator(ABC):
 
         Called until it returns a URL, and again if the gateway there does not answer. Takes a few seconds at most, so
         that the caller can keep a deadline, and can be interrupted by Ctrl-C.
-
-        Raises:
-            ValueError: this process should host the gateway, but a setting forbids it.
-            DistNetworkError: this process should host the gateway, but cannot.
         """
 
     def close(self) -> None:
@@ -89,10 +85,7 @@ def configured_address(settings: Settings) -> str:
 
 
 def with_master_address(settings: Settings, launcher: Launcher) -> Settings:
-    """Return the settings with the address of rank 0's gateway, and the address that this host listens on.
-
-    Values that are set already stay.
-    """
+    """Return the settings with the address of rank 0's gateway, and the one that this host listens on, unless set."""
     host = settings.master_addr or launcher.host()
     port = launcher.port() if settings.master_port is None else settings.master_port
     if not host:

@@ -81,21 +81,12 @@ def resolve_init_method(
     """Return the parameters of the join; hosts the gateway if this process is the one to do so.
 
     Args:
-        init_method: ``env://``, ``tcp://host:port`` (a multicast address, too), ``file:///path``, ``http://host:port``
-            or a scheme of register_rendezvous_handler, each with optional ``?rank=…&world_size=…``; ``env://`` if
-            neither it nor a store is given.
+        init_method: a URL, with optional ``?rank=…&world_size=…``; ``env://`` if neither it nor a store is given.
         rank: this process's rank; -1 to take it from the URL or the environment. If neither has one, the gateway
             assigns it (except with ``env://`` and ``store=``, which require it).
         world_size: ranks in the job, -1 to take it from the URL or the environment.
-        settings: the process's settings.
         store: a key-value store shared by all ranks, instead of an init method; requires rank and world size.
         timeout: seconds for the join, passed to a registered handler; the settings' by default.
-
-    Raises:
-        TypeError: the init method is not a string.
-        ValueError: a value is missing, invalid or contradictory; the message names the setting.
-        AddressInUseError: rank 0 cannot host the gateway at the address.
-        DistNetworkError: this process should host the gateway and cannot, or there is no route to it.
     """
     if store is not None:
         if init_method is not None:

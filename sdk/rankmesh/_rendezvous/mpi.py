@@ -35,11 +35,7 @@ def mpi_rendezvous(
 
     Without an init method, a store, MASTER_ADDR and MASTER_PORT, or RANKMESH_GATEWAY, rank 0 hosts the gateway on any
     free port, on loopback if all ranks share a host, and MPI broadcasts its address and the token. Ranks on several
-    hosts need a token; rank 0 generates one unless it is configured there.
-
-    Args:
-        init_method, rank, world_size, settings, options: as for ``resolve_init_method``; rank and world size come from
-            MPI, and must equal it if they are passed.
+    hosts need a token; rank 0 generates one unless it is configured there. Rank and world size are MPI's.
     """
     comm = mpi().COMM_WORLD
     configured = (

@@ -11,6 +11,7 @@ from typing import Any
 from rankmesh._tensors.layout import describe
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.options import Details
+from rankmesh_agent.net.callers import user_frame
 
 
 class DebugLevel(enum.Enum):
@@ -28,7 +29,6 @@ class DebugLevel(enum.Enum):
 below_detail = False
 """True if the level is known to be below DETAIL, so that a call needs no details."""
 _level: DebugLevel | None = None
-_INSIDE = (__name__.partition(".")[0], "contextlib")
 
 
 def get_debug_level() -> DebugLevel:
@@ -77,9 +77,6 @@ def details_of(tensors: Sequence[Any]) -> Details:
 
 
 def _call_site() -> str:
-    """Return file, line and function of the nearest frame outside this package and contextlib, which enters batch()."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
-        frame = frame.f_back
-    code = frame.f_code
-    return f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
+    """Return file, line and function of the user's code that makes the call, or of what stands for it."""
+    frame = user_frame() or sys._getframe(1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"

@@ -178,7 +178,8 @@ class Session:
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
             steps.callback(self.rendezvous.close)
             steps.callback(self.callbacks.close)
-            steps.callback(self.agent.close, end.reason, raised=end.raised, exit_text=end.exit_text)
+            how = {"exit_text": end.exit_text, "place": end.place}
+            steps.callback(self.agent.close, end.reason, raised=end.raised, **how)
             steps.callback(self._report_failure, end.place)
             if end.error is not None:
                 steps.callback(self.agent.record_failure, self.group._communicator, end.error)

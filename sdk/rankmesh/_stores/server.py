@@ -77,10 +77,7 @@ class ServerReference(LocalStore):
 
 
 def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor: int | None) -> ServerReference:
-    """Return a reference to a store that is served at an address, or by a bound socket, which the server closes.
-
-    ``shared``: with other masters of this process at this address.
-    """
+    """Return a reference to a store that is served, ``shared`` with other masters of this process at its address."""
     raise_limit()
     with _lock, convert_emfile(f"cannot host a store at {host}:{port}"):
         server = _shared.get((host, port)) if shared else None

@@ -10,8 +10,7 @@ import numpy as np
 from rankmesh._tensors.buffer import Buffer
 from rankmesh._tensors.layout import Array, Layout, WriteBack, supported, type_name
 from rankmesh_agent.device import runtime
-from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.device.streams import CupyStreams
+from rankmesh_agent.device.array import CupyStreams, DeviceArray
 
 _CUPY = CupyStreams()
 _WIDEST_BITS = 8

@@ -44,8 +44,7 @@ class TorchBuffer(Buffer):
     def device_array(self) -> tuple[Any, WriteBack | None]:
         if not self.tensor.is_cuda:
             return super().device_array()
-        from rankmesh_agent.device.array import DeviceArray
-        from rankmesh_agent.device.streams import TorchStreams
+        from rankmesh_agent.device.array import DeviceArray, TorchStreams
 
         torch = sys.modules["torch"]
         plain = self._plain(torch)

@@ -40,7 +40,7 @@ _log = logging.getLogger("rankmesh")
 
 
 class GatewayRendezvous(elastic.RendezvousHandler):
-    """A torchrun as the launcher of one node of a job, see docs/clusters.md."""
+    """A torchrun as the launcher of one node of a job, see docs/launching.md."""
 
     def __init__(self, params: elastic.RendezvousParameters) -> None:
         settings = Settings.from_env(unlaunched(os.environ))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 from support.processes import wait_until
 
-from rankmesh_agent.diagnostics.process import view
+from rankmesh_agent.diagnostics.process import usage_of, view
 
 SCRIPT = """\
 import ctypes
@@ -48,7 +49,7 @@ def test_state_and_line(process: tuple[str, subprocess.Popen[str]]):
         ("<module>", 5, "user"),
         ("work", 4, "user"),
     ]
-    assert (seen.frozen, seen.no_stacks) == ("", "")
+    assert (stack.name, seen.frozen, seen.no_stacks) == ("MainThread", "", "")
     assert seen.cpu > 0 if name == "computes" else seen.cpu == 0
 
 
@@ -63,3 +64,15 @@ def test_what_helps_without_py_spy(process: tuple[str, subprocess.Popen[str]], m
     seen = view(process[1].pid, 1.0)
     assert seen.stacks == []
     assert seen.no_stacks == "pip install 'rankmesh[diagnose]' shows its line"
+
+
+def test_use_of_resources(process: tuple[str, subprocess.Popen[str]]):
+    name, found = process
+    state = {"computes": "R", "stops": "T"}.get(name, "S")
+    usage = wait_until(
+        lambda: each if (each := usage_of(found.pid)) and each.state == state else None, f"state {state}"
+    )
+    assert usage.memory > 4 << 20
+    wait_until(lambda: name != "computes" or usage_of(found.pid).cpu > usage.cpu + 0.1, "it to compute")
+    assert usage_of("self").cpu <= time.process_time() + 0.02
+    assert usage_of(2**22 + 1) is None

@@ -6,7 +6,7 @@ import time
 
 from support.threads import world
 
-from rankmesh_agent.group.failure_log import FailureLog
+from rankmesh_agent.groups import FailureLog
 from rankmesh_agent.wire.errors import GroupAbortedError, RankFailedError
 
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
-from rankmesh_agent.http import acceptor, middleware, uvicorn_protocol, uvicorn_server
+from rankmesh_agent.http import acceptor, middleware, uvicorn_server
 from rankmesh_agent.http.acceptor import Accepted
 from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.http.uvicorn_protocol import MAX_HEAD_BYTES
+from rankmesh_agent.http.uvicorn_server import MAX_HEAD_BYTES
 from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.hello import Service, Verdict, preface, welcome
@@ -296,7 +296,7 @@ class TestSlowClients:
             await hello(scope, receive, send)
 
         monkeypatch.setattr(Served, "make", lambda _: SecurityMiddleware(read_body, names=["a"]))
-        monkeypatch.setattr(uvicorn_protocol, "HEAD_SECONDS", 0.2)
+        monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.2)
         monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.2)
         monkeypatch.setattr(acceptor, "HEAD_SECONDS", 0.2)
         monkeypatch.setattr(middleware, "BODY_SECONDS", 0.2)

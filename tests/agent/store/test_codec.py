@@ -28,8 +28,7 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
-from rankmesh_agent.store.condition import Condition
-from rankmesh_agent.store.keys import MAX_KEYS
+from rankmesh_agent.store.keys import MAX_KEYS, Condition
 from rankmesh_agent.wire.errors import (
     DistStoreError,
     InvalidKeyError,

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from rankmesh_agent.store import replies
+from rankmesh_agent.store import table as table_module
 from rankmesh_agent.store.commands import Add, CompareSet, Delete, Get, MultiSet, QueuePop, QueuePush, Set
-from rankmesh_agent.store.replies import ReplyCache
-from rankmesh_agent.store.table import Changes, Quota, Table
+from rankmesh_agent.store.table import Changes, Quota, ReplyCache, Table
 from rankmesh_agent.wire.errors import DistStoreError, IdempotencyKeyReusedError, NotANumberError, StoreFullError
 from rankmesh_agent.wire.store_frames import RequestId
 
@@ -167,7 +166,7 @@ def test_a_table_can_be_filled_and_its_contents_are_copies():
 
 
 def test_replies_are_kept_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replies, "MAX_REPLIES", 3)
+    monkeypatch.setattr(table_module, "MAX_REPLIES", 3)
     kept = ReplyCache()
     for number in range(5):
         kept.add(RequestId(b"%d" % number, number), b"reply")
@@ -176,13 +175,13 @@ def test_replies_are_kept_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.find(RequestId(b"4", 5)) is None
     with pytest.raises(IdempotencyKeyReusedError):
         kept.find(RequestId(b"4", 5, keyed=True))
-    monkeypatch.setattr(replies, "RETENTION_SECONDS", 0.0)
+    monkeypatch.setattr(table_module, "RETENTION_SECONDS", 0.0)
     kept.add(RequestId(b"last", 1), b"reply")
     assert list(kept._entries) == [b"last"]
 
 
 def test_large_replies_are_kept_to_a_size_and_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replies, "MAX_REPLY_BYTES", 100 * replies.MAX_REPLIES)
+    monkeypatch.setattr(table_module, "MAX_REPLY_BYTES", 100 * table_module.MAX_REPLIES)
     kept = ReplyCache()
 
     def add(name: bytes, size: int) -> None:
@@ -190,8 +189,8 @@ def test_large_replies_are_kept_to_a_size_and_small_ones_stay(monkeypatch: pytes
 
     add(b"small", 100)
     for number in range(10):
-        add(b"large %d" % number, 50 * replies.MAX_REPLIES)
-    add(b"beyond the limit", 200 * replies.MAX_REPLIES)
+        add(b"large %d" % number, 50 * table_module.MAX_REPLIES)
+    add(b"beyond the limit", 200 * table_module.MAX_REPLIES)
     assert list(kept._entries) == [b"small", b"large 9", b"beyond the limit"]
     add(b"next", 1)
     assert list(kept._entries) == [b"small", b"next"]

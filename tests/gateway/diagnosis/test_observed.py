@@ -123,7 +123,7 @@ def test_all_ranks_in_one_call():
 
 def test_a_stopped_rank():
     stopped = report(1)
-    stopped.snapshot, stopped.process, stopped.outside = None, "T", ProcessView("T")
+    stopped.snapshot, stopped.outside = None, ProcessView("T")
     found = only(report(0, ALLREDUCE), stopped)
     assert found.text == (
         "rank 1 cannot go on: process 701 on h is stopped (SIGSTOP, or Ctrl-Z); rank 0 waits at solve.py:41 in "
@@ -134,7 +134,7 @@ def test_a_stopped_rank():
 
 def test_a_rank_without_a_stack():
     blind = report(1)
-    blind.snapshot, blind.process, blind.outside = None, "R", ProcessView("R", no_stacks="pip install py-spy")
+    blind.snapshot, blind.outside = None, ProcessView("R", no_stacks="pip install py-spy")
     found = only(report(0, ALLREDUCE), blind)
     assert found.text.startswith("rank 1 has no known stack: process 701 on h runs; rank 0 waits")
     assert found.remedy == "pip install py-spy"

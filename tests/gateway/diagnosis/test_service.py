@@ -45,8 +45,6 @@ def described(rank: int, waits: bool) -> RankSnapshot:
         calls=calls,
         ended=[SnapshotCall(WORLD, 1, "all_reduce", "all_reduce(float32[8], SUM)", 41.0)],
         stacks=[ThreadStack("MainThread", 1, 1, False, [line, *inner])],
-        clock=100.0,
-        cpu_seconds=12.5,
     )
 
 
@@ -153,6 +151,15 @@ async def test_the_ranks_that_make_the_others_wait(
     )
     assert late["why"] == "99 ms between two calls, where the others need 69 ms"
     assert (await direct.get("/v1/stragglers?seconds=0")).status_code == 422
+    (found,) = (await direct.get("/v1/timelines?patience=3&seconds=1")).json()
+    assert (found["job"], found["silent"]) == ("job", [{"rank": 2, "detail": "no answer within 3 s"}])
+    (row,) = found["operations"]
+    assert row | {"seconds": 0, "late": 0} == (
+        {"group": "world", "call": "", "calls": 10, "seconds": 0, "bytes": 0, "slowest": 1, "late": 0}
+    )
+    assert (row["seconds"], row["late"]) == (pytest.approx(0.016, abs=1e-3), pytest.approx(0.3, abs=0.03))
+    waits = {rank: sum(shares) / 120 for rank, shares in found["waits"].items()}
+    assert waits == {"0": pytest.approx(0.3, abs=0.03), "1": 0.0}
 
 
 async def test_a_diagnosis_is_made_anew(

@@ -95,7 +95,7 @@ class World:
 
     def silent(self, rank: int, process: str = "", error: str = "no answer within 1 s") -> None:
         self.reports[rank].snapshot = None
-        self.reports[rank].process, self.reports[rank].error = process, error
+        self.reports[rank].outside.state, self.reports[rank].error = process, error
 
     def only(self) -> Finding:
         (found,) = find_stalls(self.reports)

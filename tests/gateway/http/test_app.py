@@ -48,7 +48,7 @@ async def test_problems(direct, registry, ask, monkeypatch):
 
 PATHS = {
     "get": "/ /health /livez /readyz /metrics /v1/snapshot /v1/ranks /v1/rates /v1/waiting /v1/ranks/{rank}/snapshot "
-    "/v1/ranks/snapshots /v1/diagnosis /v1/stragglers /v1/jobs /v1/groups /v1/groups/{group} "
+    "/v1/ranks/snapshots /v1/diagnosis /v1/stragglers /v1/timelines /v1/jobs /v1/groups /v1/groups/{group} "
     "/v1/groups/{group}/inflight /v1/events /v1/overview /v1/agents /dashboard/{name}",
     "post": "/v1/join /v1/heartbeat /v1/leave /v1/groups /v1/groups/{group}/abort /v1/groups/{group}/shrink "
     "/v1/groups/{group}/grow /v1/dashboard/codes /v1/dashboard/sessions /v1/agents /v1/agents/leave /v1/leases "

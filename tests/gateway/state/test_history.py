@@ -135,12 +135,17 @@ class TestSlowRanks:
         for second in range(20):
             beat(0, world(10 * second, seconds=0.3 * second))
             body = ask.heartbeat(1, 2)
-            body.groups, body.usage = [world(10 * second)], ResourceUsage(0.6 * second, 0.4 * second, 0)
+            body.groups, body.usage = [world(10 * second)], ResourceUsage(0.6 * second, 0.4 * second, 0, 50 << 20, "R")
             registry.heartbeat(body)
             registry.poll_timeouts()
             clock.advance(1)
         (detail,) = (event.data for event in registry.events.since(0) if event.kind == "rank-slow")
         assert "; it waits for a core 40% of the time: other programs run on its host" in detail
+        ranks = registry.ranks()
+        assert [rank.usage for rank in ranks] == [
+            None,
+            ResourceUsage(pytest.approx(0.6), pytest.approx(0.4), 0, 50 << 20, "R"),
+        ]
 
     def test_one_that_ends_is_not_in_time(self, registry, ask, beat, clock):
         for second in range(20):

@@ -165,6 +165,17 @@ def test_a_stop_of_the_node_with_the_gateway_ends_the_job():
     assert (reply.over, reply.failed, reply.reason) == (True, True, "the launcher of node 0 (host-a) was stopped")
 
 
+def test_a_node_that_does_not_report_to_a_gateway_that_was_started_again():
+    nodes = Nodes(1, 2)
+    nodes.start("a", "b")
+    nodes.table = LauncherRegistry(nodes.clock, threading.Lock())
+    assert nodes.silence("a").attempt == 0
+    reply = nodes.silence("a", seconds=1)
+    assert (reply.attempt, reply.restarts) == (1, 1)
+    assert reply.reason == "node 1 is lost: its launcher has been silent for 10 s"
+    assert nodes.change(0) == (reply.reason, [2, 3])
+
+
 def test_the_silence_of_a_gateway_that_was_suspended_is_no_loss():
     nodes = Nodes(1, 2)
     nodes.start("a", "b")

@@ -64,7 +64,7 @@ class Job:
                 spent = self.spent[rank, group]
                 before = spent[calls - 2] if calls > 1 else 0.0
                 groups[group] = calls, before + min(spent[calls - 1] - before, at - begins[calls - 1]) if calls else 0.0
-        return HeartbeatSample(at, ResourceUsage(0.9 * at, 0.0, 10 * at), groups)
+        return HeartbeatSample(at, ResourceUsage(0.9 * at, 0.0, 10 * at, 7, "R"), groups)
 
     def run(self, seconds: float = 60.0) -> tuple[RankScores, dict[int, float], set[int]]:
         """Return the scores at the end, when each rank came to be slow, and the ranks that ever were."""
@@ -122,7 +122,7 @@ def test_a_group_that_was_made_meanwhile_counts_soon():
 
 def test_the_use_of_resources_in_a_second():
     scores, _, _ = Job(1).run()
-    assert [*vars(scores.usage()[2]).values()] == pytest.approx([0.9, 0.0, 10.0])
+    assert scores.usage()[2] == ResourceUsage(pytest.approx(0.9), 0.0, pytest.approx(10.0), 7, "R")
 
 
 def test_a_rank_that_has_gone():

@@ -1,4 +1,4 @@
-"""``rankmesh diagnose`` of stuck jobs; docs/diagnose.md has its report on each kind.
+"""``rankmesh diagnose`` of stuck jobs; docs/stuck-job.md has its report on each kind.
 
 The page's table is this test's: 'PYTHONPATH=tests python -m sdk.cli.test_diagnose' prints it.
 """
@@ -9,27 +9,16 @@ import contextlib
 import re
 import socket
 import tempfile
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from support import hosting
 from support.command import Done, Job, here, until_it_fits
-from support.diagnose_page import (
-    CAN_FREEZE,
-    DEBUGGED,
-    DEBUGGER,
-    FREEZE,
-    LOADER,
-    normalized,
-    page_rows,
-    remove_control_group,
-    row_of,
-    run_script,
-)
+from support.diagnose_page import CAN_FREEZE, FREEZE, normalized, page_rows, remove_control_group, row_of, run_script
 from support.diagnose_page import SCRIPT as NAME
+from support.observed import ALONE, TWO_GROUPS, Stuck, message_kinds
 from support.processes import Ranks, wait_until
 
 SCRIPT = """\
@@ -49,137 +38,24 @@ for step in range(3):
 """
 
 
-class Stuck(NamedTuple):
-    """A way in which a job is stuck.
-
-    Attributes:
-        title: for the page.
-        lines: what rank 2 does in the third step.
-        kind: the finding's.
-        ranks: the ranks that are the cause.
-        waiting: the ranks that wait for them.
-        before: lines before the loop.
-        line: a part of the line that the finding must name.
-    """
-
-    title: str
-    lines: str
-    kind: str
-    ranks: list[int]
-    waiting: list[int]
-    before: str = ""
-    line: str = ""
-
-    @property
-    def script(self) -> str:
-        return SCRIPT.format(before=textwrap.dedent(self.before), stuck=textwrap.indent(self.lines, " " * 8))
-
-
 REST = [0, 1, 3]
 KINDS = [
-    Stuck(
-        "a loader that gets no data",
-        "load_batch()",
-        "elsewhere",
-        [2],
-        REST,
-        LOADER,
-        "return batches.get()",
-    ),
-    Stuck("`time.sleep`", "time.sleep(3600)", "elsewhere", [2], REST, line="time.sleep(3600)"),
-    Stuck(
-        "C code that holds the interpreter's lock",
-        "ctypes.PyDLL(None).sleep(3600)",
-        "silent",
-        [2],
-        REST,
-        line="ctypes.PyDLL(None).sleep(3600)",
-    ),
-    Stuck(
-        "stopped",
-        "os.kill(os.getpid(), signal.SIGSTOP)",
-        "stopped",
-        [2],
-        REST,
-        line="os.kill(os.getpid(), signal.SIGSTOP)",
-    ),
-    Stuck(
-        "held by a debugger",
-        DEBUGGED,
-        "stopped",
-        [2],
-        REST,
-        DEBUGGER,
-        "time.sleep(3600)",
-    ),
-    Stuck(
-        "frozen by its control group, as by `docker pause`",
-        "freeze()",
-        "stopped",
-        [2],
-        REST,
-        FREEZE,
-    ),
-    Stuck(
-        "calls of two groups in another order",
-        "pass",
-        "order",
-        [0, 1],
-        [2, 3],
-        """
-        one, other = dist.new_group([0, 1]), dist.new_group([0, 1])
-        if rank == 0:
-            dist.all_reduce(data, group=one)
-            dist.all_reduce(data, group=other)
-        if rank == 1:
-            dist.all_reduce(data, group=other)
-            dist.all_reduce(data, group=one)
-        """,
-        "dist.all_reduce(data, group=one)",
-    ),
-    Stuck("a key that no rank sets", "store.get('batch')", "key", [2], REST, line="store.get('batch')"),
-    Stuck(
-        "two ranks that send to each other",
-        "pass",
-        "messages",
-        [0, 1],
-        [2, 3],
-        """
-        if rank < 2:
-            dist.send(large, 1 - rank)
-            dist.recv(large, 1 - rank)
-        """,
-        "dist.send(large, 1 - rank)",
-    ),
-    Stuck(
-        "two ranks that receive from each other",
-        "pass",
-        "messages",
-        [0, 1],
-        [2, 3],
-        """
-        if rank < 2:
-            dist.recv(large, 1 - rank)
-            dist.send(large, 1 - rank)
-        """,
-        "dist.recv(large, 1 - rank)",
-    ),
-    Stuck(
-        "messages with different tags",
-        "pass",
-        "tags",
-        [0, 1],
-        [2, 3],
-        """
-        if rank == 0:
-            dist.send(large, 1, tag=4)
-        if rank == 1:
-            dist.recv(large, 0, tag=5)
-        """,
-        "dist.send(large, 1, tag=4)",
-    ),
-    Stuck("a message that is not sent", "dist.recv(data, 3)", "order", [2, 3], [0, 1], line="dist.recv(data, 3)"),
+    *(each._replace(kind="silent") if "PyDLL" in each.lines + each.before else each for each in ALONE),
+    Stuck("calls of two groups in another order", "pass", "order", [0, 1], [2, 3], TWO_GROUPS),
+    Stuck("a key that no rank sets", "store.get('batch')", "key"),
+    *message_kinds("dist.send", "dist.recv")[:-1],
+    Stuck("a message that is not sent", "dist.recv(data, 3)", "order", [2, 3], [0, 1]),
 ]
+LINES = {
+    "a loader that gets no data": "return batches.get()",
+    "held by a debugger": "time.sleep(3600)",
+    "waiting in the kernel, as for a network disk that is gone": "c.syscall(clone,",
+    "calls of two groups in another order": "dist.all_reduce(data, group=one)",
+    "two ranks that send to each other": "dist.send(large, 1 - rank)",
+    "two ranks that receive from each other": "dist.recv(large, 1 - rank)",
+    "messages with different tags": "dist.send(large, 1, tag=4)",
+}
+"""A part of the line that the finding must name; of other kinds what rank 2 does."""
 
 
 class StuckJob:
@@ -188,7 +64,7 @@ class StuckJob:
     def __init__(self, ranks: Ranks, stuck: Stuck, **gateway: str) -> None:
         self.ranks = ranks
         self.script = ranks.folder / NAME
-        self.script.write_text(stuck.script)
+        self.script.write_text(stuck.script(SCRIPT))
         self.place = {
             "RANKMESH_GATEWAY": hosting.cluster(gateway, 0, "gateway").url,
             "RANKMESH_HOSTING": "embedded",
@@ -200,7 +76,7 @@ class StuckJob:
         """Run a command about the job."""
         return here(*arguments, "--job", self.ranks.job, RANKMESH_GATEWAY=self.place["RANKMESH_GATEWAY"])
 
-    def finding(self, kind: str, waiting: list[int]) -> dict[str, Any]:
+    def finding(self, kind: str, waiting: Sequence[int]) -> dict[str, Any]:
         """Return the only finding, once it is of a kind and these ranks wait."""
 
         def look() -> dict[str, Any] | None:
@@ -208,7 +84,7 @@ class StuckJob:
             done = self.run("diagnose", "--json")
             found = done.document["findings"] if done.stdout else []
             assert done.code in (0, 1), done
-            settled = len(found) == 1 and found[0]["kind"] == kind and found[0]["waiting"] == waiting
+            settled = len(found) == 1 and found[0]["kind"] == kind and found[0]["waiting"] == [*waiting]
             return found[0] if settled and found[0]["seconds"] >= 1 else None
 
         return wait_until(look, f"{kind}: {self.run('diagnose')}", 60.0)
@@ -240,10 +116,10 @@ def test_the_report_is_the_pages(ranks: Ranks, stuck: Stuck):
         found = job.finding(stuck.kind, stuck.waiting)
         done = until_it_fits(lambda: job.run("diagnose"), lambda done: normalized(row_of(done.stdout)) == cell)
         source = job.script.read_text().splitlines()
-    assert found["ranks"] == stuck.ranks
-    if stuck.line:
+    assert found["ranks"] == [*stuck.ranks]
+    if stuck.before is not FREEZE:
         place = found["places"][str(stuck.ranks[0])]
-        assert stuck.line in source[int(place.rpartition(":")[2]) - 1]
+        assert LINES.get(stuck.title, stuck.lines) in source[int(place.rpartition(":")[2]) - 1]
     for rank in stuck.waiting:
         assert found["places"][str(rank)] == f"{job.script}:{len(source)}"
     assert (done.code, done.stderr) == (1, "")
@@ -254,7 +130,7 @@ def test_a_rank_of_another_host_than_the_gateways_is_seen_by_its_neighbours(rank
     (stopped,) = (stuck for stuck in KINDS if stuck.title == "stopped")
     with stuck_job(ranks, stopped, RANKMESH_SHM_DIR=str(tmp_path)) as job:  # where it shares no memory with them
         found = job.finding("stopped", REST)
-        done = until_it_fits(lambda: job.run("stacks", "2"), lambda done: stopped.line in done.stdout)
+        done = until_it_fits(lambda: job.run("stacks", "2"), lambda done: stopped.lines in done.stdout)
     assert list(found["places"]) == ["0", "1", "2", "3"]
     assert done.code == 3
     assert ": no answer; its stacks as py-spy sees them" in done.stdout

@@ -13,7 +13,6 @@ from support.terminal import Terminal
 pytestmark = pytest.mark.processes
 
 SNAPSHOTS = "/v1/ranks/snapshots?patience=1.0"
-OURS = {"core_wait_seconds": 0.0, "major_faults": 0, "monotonic": 100.0, "store_waits": []}
 LIVE = ("--interval", "0.1")
 
 
@@ -21,11 +20,14 @@ LIVE = ("--interval", "0.1")
 def gateway(double: Double, overview: Callable[..., dict[str, Any]]) -> Double:
     """A gateway with two ranks in calls: rank 1, observed, has more memory, and rank 0, slow, waits for longer."""
     double.answers["/v1/overview"] = found = overview()
-    found["ranks"][0]["slow"], found["ranks"][1]["process"] = 0.25, "D, 3% of a core"
+    usage = {"cpu": 0.3, "core_wait": 0.0, "faults": 0.0, "memory": 1_000_000, "state": "S"}
+    found["ranks"][0] |= {"slow": 0.25, "usage": usage}
+    found["ranks"][1]["usage"] = usage | {"cpu": 0.03, "memory": 2_000_000, "state": "D"}
+    found["ranks"][1]["member"]["observed"] = True
     call = made_up.snapshot(0)["snapshot"]["calls"][0]
     double.answers[SNAPSHOTS] = [
-        made_up.snapshot(0, **OURS, memory_bytes=1_000_000, calls=[call | {"age": 7.0}]) | {"job": "train-1"},
-        made_up.snapshot(1, **OURS, memory_bytes=2_000_000, calls=[call | {"age": 3.0}]) | {"job": "train-1"},
+        made_up.snapshot(0, store_waits=[], calls=[call | {"age": 7.0}]) | {"job": "train-1"},
+        made_up.snapshot(1, store_waits=[], calls=[call | {"age": 3.0}]) | {"job": "train-1"},
     ]
     return double
 
@@ -34,7 +36,7 @@ def gateway(double: Double, overview: Callable[..., dict[str, Any]]) -> Double:
 def test_keys_sort_and_show_a_stack(gateway: Double, command: str):
     with Terminal(command, "--gateway", gateway.url, *LIVE) as terminal:
         text = terminal.until(
-            r"> +0  host-0 .* 1 MB +25% .* 7\.0 s +all_reduce.*#3\n +1  host-1 .* 2 MB .* 3\.0 s +D, 3% of a core; all"
+            r"> +0  host-0 .* 30% .* 1 MB +25% .* 7\.0 s +all_reduce.*#3\n +1  host-1 .* 3% .* 2 MB .* 3\.0 s +D; all"
         )
         assert "all is well" in text
         terminal.press("m")
@@ -80,7 +82,7 @@ def test_the_ranks_have_the_room_that_others_leave(gateway: Double, overview: Ca
 def test_a_role_that_shows_no_stacks(job: Job):
     credential = job.here("token", "--role", "read").stdout.strip()
     with Terminal("top", "--gateway", job.url, *LIVE, RANKMESH_TOKEN=credential) as terminal:
-        terminal.until(r"> +0 .* alive\n(.*\n)+.* says: .*role")
+        terminal.until(r"> +0 .* alive.*\n(.*\n)+.* says: .*role")
         terminal.press("\n")
         assert " says: " in terminal.until("Enter: back")
         terminal.press("q")

@@ -108,12 +108,6 @@ class TestAlone:
         with pytest.raises(ValueError, match="timeout"):
             work.wait(-1)
 
-    def test_only_a_receive_has_a_source(self) -> None:
-        work = dist.barrier(async_op=True)
-        assert work is not None
-        with pytest.raises(RuntimeError, match="only known for a receive"):
-            work.source_rank()
-
     def test_a_receive_that_nobody_sends_to_is_under_way_until_its_time_is_over(self) -> None:
         group = dist.new_group([0], timeout=4)
         array = np.zeros(3)

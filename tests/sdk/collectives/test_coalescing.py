@@ -114,13 +114,20 @@ class TestAlone:
         assert made() == before + 3
         assert array[0] == 2
 
-    def test_one_array_reduced_twice_is_reduced_twice(self) -> None:
-        array = np.ones(2)
+    def test_reductions_of_one_array_of_other_dtypes_and_operations_stay_apart(self) -> None:
+        array = np.ones(4)
+        for second in (array, array[2:], array[:1]):
+            before = made()
+            with dist.batch():
+                dist.all_reduce(array)
+                dist.all_reduce(np.ones(1))
+                dist.all_reduce(second)
+            assert made() > before + 1
         before = made()
         with dist.batch():
-            dist.all_reduce(array)
-            dist.all_reduce(array[1:])
-        assert made() == before + 2
+            for dtype, op in (("f8", "SUM"), ("f8", "SUM"), ("f4", "SUM"), ("f4", "MAX"), ("f8", "SUM")):
+                dist.all_reduce(np.ones(2, dtype), dist.ReduceOp[op])
+        assert made() == before + 4
 
     def test_objects_are_refused_in_a_batch(self) -> None:
         found: list[Any] = [None]

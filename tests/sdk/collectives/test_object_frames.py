@@ -16,22 +16,6 @@ def message(data: bytes, *apart: np.ndarray, pickled: bool = False) -> Message:
     return Message(data, list(apart), pickled)
 
 
-@pytest.mark.parametrize("size", [0, 1, FITS - 1, FITS, FITS + 1, 100_000])
-@pytest.mark.parametrize("apart", [[], [70_000], [1, 2, 3] * 5 + [4]], ids=["none", "one", "sixteen"])
-def test_what_does_not_fit_into_the_record_are_the_rests(size: int, apart: list[int]) -> None:
-    payload = np.random.default_rng(1).bytes(size)
-    arrays = [np.full(length, number, np.uint8) for number, length in enumerate(apart)]
-    going = Outgoing(message(payload, *arrays), count=3)
-    assert going.record.size == RECORD_BYTES
-    assert [rest.size for rest in going.rests] == [max(0, size - FITS), *apart]
-    came = Incoming(going.record)
-    assert (came.count, came.tag) == (3, going.tag)
-    assert [rest.size for rest in came.rests] == [rest.size for rest in going.rests]
-    came.copy(going)
-    assert came._data.tobytes() == payload
-    assert [octets.tolist() for octets in came._apart] == [array.tolist() for array in arrays]
-
-
 def test_golden_bytes() -> None:
     going = Outgoing(message(b"payload", np.zeros(259, np.uint8), pickled=True), count=258, failed=True)
     tag = going.tag.to_bytes(8, "big", signed=True)

@@ -305,20 +305,8 @@ def kind(code: int, *parts: Any) -> Any:
     return [msgpack.ExtType(code, b""), *parts]
 
 
-TUPLE, SET, COMPLEX, INT, RANGE, TIMEDELTA, DATE, DATETIME, BYTES, ARRAY, SCALAR, TENSOR = (
-    0,
-    1,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    10,
-    11,
-    12,
-    13,
-)
+TUPLE, SET, COMPLEX, INT, RANGE, TIMEDELTA, DATE, DATETIME = 0, 1, 3, 4, 5, 6, 7, 8
+BYTES, ARRAY, SCALAR, TENSOR = 10, 11, 12, 13
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,10 +37,11 @@ class Nodes(Launchers):
     def node(self, script: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         return self.start(TOLD + script, *self.given, *arguments, **variables)
 
-    def impatient(self) -> subprocess.Popen[str]:
-        """Start a node that gives up after 5 s, and reports every 0.5 s until then what it waits for."""
-        (self.folder / "script.py").touch()
-        return self.process(sys.executable, "-c", IMPATIENT, *self.given, "script.py", RANKMESH_TIMEOUT="5")
+    def impatient(self, script: str = "pass", seconds: int = 5) -> subprocess.Popen[str]:
+        """Start a node that gives up after some seconds, and reports every 0.5 s until then what it waits for."""
+        (self.folder / "impatient.py").write_text(script)
+        given = (*self.given, "impatient.py")
+        return self.process(sys.executable, "-c", IMPATIENT, *given, RANKMESH_TIMEOUT=str(seconds))
 
     def first(self, script: str) -> subprocess.Popen[str]:
         """Start the node that has the gateway."""
@@ -172,13 +173,23 @@ def test_a_gateway_that_is_missing(nodes: Nodes) -> None:
     assert "[rankmesh] waits for the gateway of job 'mine' at http://127.0.0.1:" in stderr
 
 
-def test_with_a_gateway_elsewhere_any_node_may_be_lost(nodes: Nodes) -> None:
+@pytest.fixture
+def gateway(nodes: Nodes) -> Callable[[], subprocess.Popen[str]]:
+    """Start a gateway: always at one port, for whose job the options are."""
     port = free_port()
-    gateway = nodes.process(sys.executable, "-m", "rankmesh_gateway", "--port", str(port))
-    wait_until(lambda: listens(port), "the gateway")
-    nodes.options(
-        "--nnodes=1:2", f"--gateway=http://127.0.0.1:{port}", "--rdzv-id=mine", "--max-restarts=1", port=False
-    )
+    nodes.options(f"--gateway=http://127.0.0.1:{port}", "--rdzv-id=mine", "--max-restarts=1", port=False)
+
+    def start() -> subprocess.Popen[str]:
+        found = nodes.process(sys.executable, "-m", "rankmesh_gateway", "--port", str(port))
+        wait_until(lambda: listens(port), "the gateway")
+        return found
+
+    return start
+
+
+def test_with_a_gateway_elsewhere_any_node_may_be_lost(nodes: Nodes, gateway: Callable[[], subprocess.Popen[str]]):
+    process = gateway()
+    nodes.given += ("--nnodes=1:2",)
     script = UNTIL.format(size=1, restarts=1)
     lost, kept = nodes.node(script), nodes.node(script)
     nodes.wait_for("size-2-0", 2)
@@ -188,5 +199,22 @@ def test_with_a_gateway_elsewhere_any_node_may_be_lost(nodes: Nodes) -> None:
     assert code == 0
     told = [(each["RANK"], each["WORLD_SIZE"], each["TORCHELASTIC_RESTART_COUNT"]) for each in nodes.told(stdout)]
     assert told[-1] == ("0", "1", "1")
-    gateway.terminate()
-    assert gateway.wait(180) == 0
+    process.terminate()
+    assert process.wait(180) == 0
+
+
+def test_a_gateway_starts_again_while_a_node_of_the_next_run_waits(
+    nodes: Nodes, gateway: Callable[[], subprocess.Popen[str]]
+) -> None:
+    """Of the attempts of the run before, only this node knows."""
+    process = gateway()
+    nodes.given += ("--nnodes=2:3", "--last-call=0")
+    script = "import rankmesh as dist; dist.init_process_group(); dist.barrier(); dist.destroy_process_group()"
+    assert [nodes.finish(node)[0] for node in [nodes.impatient(script, 60) for _ in range(2)]] == [0, 0]
+    first = nodes.impatient(script, 60)
+    assert "waits for the nodes of job 'mine'" in first.stderr.readline()
+    process.kill()
+    process.communicate()
+    gateway()
+    ends = [nodes.finish(node) for node in (first, nodes.impatient(script, 60))]
+    assert [code for code, _, _ in ends] == [0, 0]

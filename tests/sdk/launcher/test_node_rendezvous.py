@@ -55,11 +55,13 @@ class Launchers(RuleBasedStateMachine):
         gateway = SimpleNamespace(read=self.deliver, url="", locate=lambda: None, close=lambda: None)
         self.patch.setattr(module, "GatewayClient", lambda *_: gateway)
         self.patch.setattr(NodeRendezvous, "_send_heartbeats", lambda _: None)
-        self.losing = False
+        self.losing = self.unknown = False
+        self.gateway_ends: tuple[int, int] | None = None
+        self.keeps_numbers = True
 
     @initialize(
         nodes=st.sampled_from([(1, 1), (2, 2), (3, 3), (1, 2), (1, 3), (2, 3)]),
-        most_restarts=st.integers(0, 3),
+        most_restarts=st.integers(0, 9),
         gateway=st.booleans(),
     )
     def begin(self, nodes: tuple[int, int], most_restarts: int, gateway: bool) -> None:
@@ -67,13 +69,13 @@ class Launchers(RuleBasedStateMachine):
         self.elastic, self.most_restarts = self.least < self.most, most_restarts
         self.registry = LauncherRegistry(self.clock, threading.Lock())
         self.attempt = -1
-        self.start_job(gateway)
+        self.start_job(gateway, 0)
 
-    def start_job(self, gateway: bool) -> None:
+    def start_job(self, gateway: bool, late: int) -> None:
         self.attempt, self.restarts, self.over = self.attempt + 1, 0, ""
-        self.size, self.has_end = 0, False
+        self.size, self.has_end, self.unknown = 0, False, False
         self.begun, self.killed = dict[int, tuple[int, int]](), dict[int, Node]()
-        for number in range(self.least):
+        for number in range(max(1, self.least - late)):
             self.start(number, hosts_gateway=gateway and number == 0)
         self.settle(random.Random(0))
 
@@ -128,16 +130,21 @@ class Launchers(RuleBasedStateMachine):
             assert place.node == 0
         if not self.elastic:
             assert place.node == node.asked
-        elif node.attempt == place.attempt - 1 and node.number in range(place.nodes):
+        elif self.keeps_numbers and node.attempt == place.attempt - 1 and node.number in range(place.nodes):
             assert place.node == node.number
 
     def settle(self, order: random.Random, losses: int = 0) -> None:
+        self.run_on(order, losses)
+        self.check()
+
+    def run_on(self, order: random.Random, losses: int = 0) -> None:
         for second in range(SETTLED):
             self.losing = second < losses
-            for node in order.sample(self.nodes, len(self.nodes)):
+            for number, node in enumerate(order.sample(self.nodes, len(self.nodes))):
+                if (second, number) == self.gateway_ends:
+                    self.start_the_gateway()
                 self.step(node)
             self.clock.advance(1)
-        self.check()
 
     def check(self) -> None:
         """The launchers are as the model has them."""
@@ -150,6 +157,7 @@ class Launchers(RuleBasedStateMachine):
             self.size = min(len(self.nodes), self.most)
         if self.size:
             assert self.begun[self.attempt] == (self.size, self.restarts)
+        assert {node.client.latest.attempt for node in self.nodes} <= {self.attempt}
         assert {node.ranks for node in self.members()} <= {"running", "ended"}
         assert {node.ranks for node in self.nodes if node not in self.members()} <= {"waiting"}
 
@@ -157,28 +165,61 @@ class Launchers(RuleBasedStateMachine):
         return [node for node in self.nodes if node.attempt == self.attempt]
 
     @precondition(lambda self: self.over)
-    @rule(gateway=st.booleans())
-    def start_the_next_run(self, gateway: bool) -> None:
+    @rule(gateway=st.booleans(), late=st.integers(0, 1))
+    def start_the_next_run(self, gateway: bool, late: int) -> None:
         for node in [*self.nodes]:
             self.remove(node)
         self.clock.advance(FAILED_SECONDS)
-        self.start_job(gateway)
+        self.start_job(gateway, late)
 
-    @precondition(lambda self: not self.over and (self.size or self.attempt == 1 + max(self.attempts(), default=-2)))
+    @precondition(lambda self: not self.over and self.nodes)
     @rule(seed=st.integers(0, 99), losses=st.integers(0, 2))
     def lose_the_gateway(self, seed: int, losses: int) -> None:
-        """A new one learns what the launchers know: of the attempts only those that have begun."""
-        self.registry = LauncherRegistry(self.clock, threading.Lock())
-        self.killed.clear()
+        """A new one learns what the launchers know."""
+        self.start_the_gateway()
         self.has_end = any(node.ranks == "ended" for node in self.members())
+        lacks_nodes = len(self.members()) < self.size
         if not self.size:
+            self.attempt += 1  # this one may have begun on some nodes
             self.restarts = max(node.restarts for node in self.nodes)
-        elif self.size < self.most and not self.has_end and any(node.ranks == "waiting" for node in self.nodes):
+        elif self.has_end:
+            pass
+        elif (lacks_nodes or self.size < self.most) and any(node.ranks == "waiting" for node in self.nodes):
             self.begin_attempt()
+        elif lacks_nodes and self.elastic:
+            self.fail_attempt()
         self.settle(random.Random(seed), losses)
 
-    def attempts(self) -> list[int]:
-        return [node.attempt for node in self.nodes]
+    def start_the_gateway(self) -> None:
+        self.registry = LauncherRegistry(self.clock, threading.Lock())
+        self.unknown = self.unknown or bool(self.killed)
+        self.killed.clear()
+
+    @precondition(lambda self: not self.over and not self.has_end and self.restarts + 2 < self.most_restarts)
+    @precondition(lambda self: not any(node.hosts_gateway for node in self.nodes))
+    @rule(
+        event=st.sampled_from(["fail", "crash", "kill", "join", "none"]),
+        number=st.integers(0, 2),
+        seed=st.integers(0, 99),
+        moment=st.tuples(st.integers(0, 3), st.integers(0, 2)),
+    )
+    def lose_the_gateway_meanwhile(self, event: str, number: int, seed: int, moment: tuple[int, int]) -> None:
+        """The new one may not know of a failure, or who had which number; but all nodes go on together."""
+        self.joined = self.lost = False
+        if event != "none" and self.nodes:
+            getattr(self, event)(self.nodes[number % len(self.nodes)] if event != "join" else number)
+        while len(self.nodes) < self.least:
+            self.join(0)
+        order, self.gateway_ends, self.keeps_numbers = random.Random(seed), moment, False
+        self.run_on(order)
+        self.gateway_ends = None
+        self.run_on(order)
+        self.keeps_numbers = True
+        self.attempt = max(node.client.latest.attempt for node in self.nodes)
+        self.size, self.restarts = self.begun[self.attempt]
+        self.unknown = False
+        assert len(self.members()) == self.size == min(len(self.nodes), self.most)
+        self.check()
 
     @precondition(lambda self: not self.over)
     @rule(
@@ -218,7 +259,7 @@ class Launchers(RuleBasedStateMachine):
             self.begin_attempt()
 
     def begin_attempt(self) -> None:
-        self.attempt, self.size, self.has_end, self.lost = self.attempt + 1, 0, False, False
+        self.attempt, self.size, self.has_end, self.lost, self.unknown = self.attempt + 1, 0, False, False, False
 
     def fail(self, node: Node) -> None:
         if node.ranks == "running":
@@ -269,7 +310,7 @@ class Launchers(RuleBasedStateMachine):
         old = None if self.elastic else self.killed.pop(node.asked, None)
         if old is not None and old.ranks in RUNNING and old.attempt == self.attempt:
             self.fail_attempt()
-        elif self.elastic and 0 < self.size < self.most and not self.has_end:
+        elif self.size and not self.has_end and (self.size < self.most if self.elastic else self.unknown):
             self.begin_attempt()
 
     def teardown(self) -> None:

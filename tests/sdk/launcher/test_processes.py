@@ -143,17 +143,6 @@ def test_modules_and_programs(job: Job) -> None:
     assert (code, stdout) == (9, "[rank 0] 0\n")
 
 
-def test_the_gateway_answers_during_the_run(job: Job) -> None:
-    pytest.importorskip("rankmesh_gateway.http.app")
-    job.script("""
-        import urllib.request
-        print(urllib.request.urlopen(os.environ["RANKMESH_GATEWAY"] + "/health", timeout=15).read().decode())
-    """)
-    code, stdout, stderr = job.run("script.py")
-    assert code == 0, stderr
-    assert json.loads(stdout.removeprefix("[rank 0] "))["service"] == "rankmesh-gateway"
-
-
 # What cannot start
 
 
@@ -199,22 +188,6 @@ def test_lines_of_many_ranks_are_never_torn(job: Job) -> None:
         assert [line.removeprefix(prefix) for line in lines if line.startswith(prefix)] == expected
 
 
-def test_bytes_that_are_no_text_progress_bars_and_a_last_line_without_newline(job: Job) -> None:
-    job.script(r"""
-        os.write(1, b"\xff\x00\xc3\nlast")
-        for percent in range(101):
-            os.write(2, b"\r%d%%" % percent)
-        os.write(2, b"\n\r1%\r\xfe")
-    """)
-    launcher = job.start("script.py")
-    stdout, stderr = launcher.communicate(timeout=DEADLINE)
-    assert stdout == b"[rank 0] \xff\x00\xc3\n[rank 0] last\n"
-    assert [line for line in stderr.splitlines() if line.startswith(b"[rank 0]")] == [
-        b"[rank 0] 100%",
-        b"[rank 0] \xfe",
-    ]
-
-
 class Screen:
     """What a terminal shows."""
 
@@ -227,35 +200,6 @@ class Screen:
             assert select.select([self._descriptor], [], [], DEADLINE)[0], self.shown
             self.shown += os.read(self._descriptor, 4096)
         self.shown = self.shown.partition(text)[2]
-
-
-def test_a_progress_bar_on_a_terminal_is_redrawn_in_place(job: Job) -> None:
-    job.script(r"""
-        for percent in (1, 2):
-            print(f"\r{percent}%", end="", file=sys.stderr)
-            sys.stdin.readline()
-        print(file=sys.stderr)
-    """)
-    screen, terminal = pty.openpty()
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "rankmesh.run", "script.py"],
-        cwd=job.folder,
-        stdin=subprocess.PIPE,
-        stdout=terminal,
-        stderr=terminal,
-    )
-    os.close(terminal)
-    assert launcher.stdin is not None
-    job.launchers.append(launcher)
-    see = Screen(screen).see
-    see(b"[rank 0] 1%")
-    launcher.stdin.write(b"\n")
-    launcher.stdin.flush()
-    see(b"\r\x1b[K[rank 0] 2%")
-    launcher.stdin.close()
-    see(b"\r\x1b[K[rank 0] 2%\r\n")
-    assert launcher.wait(DEADLINE) == 0
-    os.close(screen)
 
 
 def test_pdb_on_any_rank_reads_the_terminal(job: Job) -> None:
@@ -295,6 +239,40 @@ def test_pdb_on_any_rank_reads_the_terminal(job: Job) -> None:
     see(b"42")
     os.write(screen, b"c\n")
     assert launcher.wait(DEADLINE) == 0
+    os.close(screen)
+
+
+def test_pdb_starts_where_the_rank_of_the_option_fails(job: Job) -> None:
+    job.script("""
+        import rankmesh as dist
+        dist.init_process_group()
+        if rank:
+            breakpoint()
+            raise ValueError(f"odd {rank}")
+        dist.barrier()
+    """)
+    screen, terminal = pty.openpty()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "rankmesh.run", "--nproc-per-node=3", "--pdb=2", "--failure-grace=0", "script.py"],
+        cwd=job.folder,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    job.launchers.append(launcher)
+    see = Screen(screen).see
+    see(b"[rank 1]   pdb reads /dev/null: 'rankmesh run --pdb 1' passes its stdin on")
+    see(b"the others may go on until rank 2 ends (--pdb)")
+    os.write(screen, b"p 6 * 7\n")
+    see(b"[rank 2] (Pdb) 42")
+    os.write(screen, b"c\n")
+    see(b"[rank 2] ValueError: odd 2")
+    os.write(screen, b"p 7 * 8\n")
+    see(b"[rank 2] (Pdb) 56")
+    os.write(screen, b"q\n")
+    see(b"rank 1 failed first: exit code 1")
+    assert launcher.wait(DEADLINE) == 1
     os.close(screen)
 
 
@@ -522,26 +500,27 @@ def test_a_signal_is_passed_on(number: signal.Signals, job: Job) -> None:
 IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 
 
-def test_who_ignores_a_signal_is_killed(job: Job) -> None:
-    job.script(IGNORE + WRITE_PID + "time.sleep(1000)")
-    launcher = job.start("--stop-grace=0.3", "script.py")
-    pids = job.pids(1)
-    launcher.terminate()
-    code, _, stderr = job.finish(launcher)
-    assert code == 128 + signal.SIGTERM
-    assert "[rankmesh] rank 0: signal SIGKILL (9) from the launcher" in stderr
-    assert not alive(pids[0])
-
-
-def test_a_stopped_rank_receives_a_signal(job: Job) -> None:
-    job.script(WRITE_PID + "time.sleep(1000)")
-    launcher = job.start("--stop-grace=1000", "script.py")
+@pytest.mark.parametrize(
+    ("grace", "does", "stopped"),
+    [
+        ("0.3", f"{IGNORE}{WRITE_PID}time.sleep(1000)", False),
+        ("1000", f"{WRITE_PID}time.sleep(1000)", True),
+        ("30", f"{WRITE_PID}while True: print('x' * 10_000)", False),
+    ],
+    ids=["ignores it", "is stopped", "writes what nobody reads"],
+)
+def test_a_signal_ends_a_rank_that(job: Job, grace: str, does: str, stopped: bool) -> None:
+    job.script(does)
+    launcher = job.start(f"--stop-grace={grace}", "script.py")
     (pid,) = job.pids(1)
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: state(pid) == "T", "the rank to stop")
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: state(pid) == "T", "the rank to stop")
     launcher.terminate()
-    assert job.finish(launcher)[0] == 128 + signal.SIGTERM
+    assert launcher.wait(DEADLINE) == 128 + signal.SIGTERM
     assert not alive(pid)
+    if IGNORE in does:
+        assert "[rankmesh] rank 0: signal SIGKILL (9) from the launcher" in job.finish(launcher)[2]
 
 
 def test_a_second_interrupt_kills_at_once(job: Job) -> None:
@@ -554,15 +533,6 @@ def test_a_second_interrupt_kills_at_once(job: Job) -> None:
         pass
     launcher.send_signal(signal.SIGINT)
     assert job.finish(launcher)[0] == 128 + signal.SIGINT
-    assert not alive(pids[0])
-
-
-def test_a_signal_gets_through_when_nobody_reads_the_output(job: Job) -> None:
-    job.script(WRITE_PID + "while True: print('x' * 10_000)")
-    launcher = job.start("script.py")
-    pids = job.pids(1)
-    launcher.terminate()
-    assert launcher.wait(DEADLINE) == 128 + signal.SIGTERM
     assert not alive(pids[0])
 
 

@@ -60,29 +60,6 @@ def test_the_restarts_are_used_up(launchers: Launchers) -> None:
     ]
 
 
-def test_a_rank_killed_and_a_survivor_that_hangs_and_ignores_sigterm(launchers: Launchers) -> None:
-    code, _, lines = launchers.run(
-        """
-        dist.init_process_group()
-        all_reduce()
-        if attempt == 0:
-            if rank == 0:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            write("ready")
-            all_wrote("ready")
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(1000)
-        all_reduce()
-        """,
-        *("--nproc-per-node=2", "--max-restarts=1", "--failure-grace=0.2", "--stop-grace=0.2"),
-    )
-    assert code == 0
-    assert any("rank 1 failed first: signal SIGKILL (9)" in line for line in lines)
-    assert any("rank 0: signal SIGKILL (9) from the launcher" in line for line in lines)
-    assert not any(alive(pid) for pid in launchers.pids("ready", 0, 2))
-
-
 @pytest.mark.parametrize("collected", [True, False])
 def test_an_exception_ends_a_rank_without_a_collection(launchers: Launchers, collected: bool) -> None:
     """For its end a restart waits. A rank that succeeds ends as Python does."""
@@ -188,47 +165,6 @@ def test_a_node_whose_ranks_do_not_notice_the_failure(launchers: Launchers) -> N
     assert "[rankmesh] a rank failed on another node; those of this node get 0.5 s to end" in lines
     assert not any("failed first" in line for line in lines), lines
     assert not any(alive(pid) for pid in launchers.pids("ready", 0, 2))
-
-
-def test_a_node_whose_ranks_have_ended_takes_part_in_a_restart(launchers: Launchers) -> None:
-    nodes = launchers.start_nodes(
-        """
-        write("ready")
-        all_wrote("ready")
-        dist.init_process_group()
-        all_reduce()
-        dist.destroy_process_group()
-        if attempt == 0 and rank == 0:
-            done = [int(open(f"ready.0.{other}").read()) for other in (1,)]
-            wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in done), "node 1 to end")
-            sys.exit("no space left on device")
-        """,
-        "--max-restarts=1",
-    )
-    for node in nodes:
-        code, stdout, lines = launchers.finish(node)
-        assert code == 0
-        assert RESTARTED.format(1, 1) in lines
-        assert [stdout.count(f"sum {attempt}") for attempt in range(2)] == [1, 1]
-
-
-def test_a_signal_to_one_launcher_ends_the_job_on_both(launchers: Launchers) -> None:
-    nodes = launchers.start_nodes(
-        """
-        dist.init_process_group()
-        all_reduce()
-        write("ready")
-        all_reduce()
-        time.sleep(1000) if rank % 2 else dist.barrier()
-        """,
-        *("--max-restarts=3", "--failure-grace=0.5"),
-    )
-    launchers.pids("ready", 0, 2)
-    nodes[0].send_signal(signal.SIGINT)
-    found = [launchers.finish(node) for node in nodes]
-    assert found[0][0] == 128 + signal.SIGINT
-    assert found[1][0] == 1
-    assert not any("start again" in line for _, _, lines in found for line in lines)
 
 
 def test_a_node_that_is_lost_and_stays_away(launchers: Launchers) -> None:

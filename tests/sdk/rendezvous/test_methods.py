@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.processes import free_port, wait_until
+from support.processes import free_port
 
-from rankmesh._rendezvous import Rendezvous, handlers, resolve_init_method
+from rankmesh._rendezvous import Rendezvous, resolve_init_method
 from rankmesh._session.init import _counting
 from rankmesh_agent.config.launched import recorded
 from rankmesh_agent.config.settings import Settings
@@ -65,50 +64,6 @@ def test_minus_one_in_the_url_says_nothing(meet):
 def test_a_gateway_in_the_environment(meet):
     met = meet("env://", 1, 2, settings=Settings(gateway="http://127.0.0.1:8700"))
     assert met.find() == "http://127.0.0.1:8700"
-
-
-class InMemory:
-    """A store of one process."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> Any:
-        return self.values[key]
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-
-def test_a_store_instead_of_a_method(meet):
-    store = InMemory()
-    host, other = (meet(None, rank, 2, store=store) for rank in (0, 1))
-    assert (other.rank, other.world_size) == (1, 2)
-    assert host.find() == wait_until(other.find, "an answer")
-
-
-@pytest.mark.parametrize("places", [(-1, 2), (0, -1), (2, 2)])
-def test_a_store_needs_a_rank_and_a_world_size_that_fit(meet, places):
-    with pytest.raises(ValueError, match="rank"):
-        meet(None, *places, store=InMemory(), settings=Settings(rank=0, world_size=2))
-
-
-def test_a_scheme_of_ones_own_goes_through_its_store(meet, monkeypatch):
-    monkeypatch.setattr(handlers, "_handlers", {})
-    store, calls = InMemory(), []
-
-    def mine(url: str, **options: Any) -> Iterator[tuple[InMemory, int, int]]:
-        calls.append((url, options))
-        yield store, 0, 1
-
-    handlers.register_rendezvous_handler("mine", mine)
-    met = meet("mine://x", world_size=1, timeout=5)
-    assert (met.rank, met.world_size) == (0, 1)
-    assert met.find() is not None
-    assert calls == [("mine://x?world_size=1", {"timeout": timedelta(seconds=5)})]
 
 
 @pytest.mark.parametrize(

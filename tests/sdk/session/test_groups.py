@@ -80,15 +80,6 @@ class TestAlone:
         assert dist.get_process_group_ranks(group) == [0]
         dist.destroy_process_group(group)
 
-    def test_groups_with_the_same_ranks_are_not_the_same_group(self) -> None:
-        one, two = dist.new_group([0]), dist.new_group([0])
-        assert one.group_name != two.group_name
-        assert dist.get_pg_count() == 3
-        dist.destroy_process_group(one)
-        assert dist.get_pg_count() == 2
-        dist.barrier(group=two)
-        dist.destroy_process_group(two)
-
     def test_a_group_says_what_it_is(self) -> None:
         group = dist.new_group([0], group_desc="tensor parallel")
         dist.all_reduce(np.ones(1), group=group)
@@ -118,15 +109,10 @@ class TestAlone:
             dist.barrier(group=group)
         with pytest.raises(dist.GroupAbortedError, match="destroyed"):
             dist.all_reduce(np.ones(1), group=group, async_op=True)
+        assert dist.destroy_process_group(group) is None, "the second time it does nothing"
         dist.barrier()
 
     # Several groups at once
-
-    def test_subgroups_of_one(self) -> None:
-        for mine, groups in (dist.new_subgroups(), dist.new_subgroups(1), dist.new_subgroups_by_enumeration([[0]])):
-            assert groups == [mine]
-            assert dist.get_process_group_ranks(mine) == [0]
-            dist.destroy_process_group(mine)
 
     # shrink_group
 

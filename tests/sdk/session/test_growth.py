@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import meetings
 from support.hosting import embedded_only
 from support.processes import Me, Ranks, on_ranks
 
@@ -19,27 +20,12 @@ import rankmesh as dist
 
 
 def check_world(size: int) -> None:
-    """All collectives and messages of the world are right."""
-    rank = dist.get_rank()
+    """Collectives, messages and objects of the world are right."""
     assert (dist.get_world_size(), dist.get_pg_count()) == (size, 1)
-    for count in (1, 100_000):
-        array = np.full(count, 1.0 + rank)
-        dist.all_reduce(array)
-        assert (array == size * (size + 1) / 2).all()
-        outputs = [np.zeros(count) for _ in range(size)]
-        dist.all_gather(outputs, np.full(count, 1.0 * rank))
-        assert [each[-1] for each in outputs] == list(range(size))
-        got = np.zeros(count)
-        work = dist.isend(np.full(count, 1.0 * rank), (rank + 1) % size)
-        assert dist.recv(got, (rank - 1) % size) == (rank - 1) % size
-        assert got[-1] == (rank - 1) % size
-        work.wait()
-    group = dist.new_group(range(0, size, 2))
-    if rank % 2 == 0:
-        objects = [None] * dist.get_world_size(group)
-        dist.all_gather_object(objects, rank, group)
-        assert objects == list(range(0, size, 2))
-        dist.destroy_process_group(group)
+    meetings.check_world()
+    objects = [None] * size
+    dist.all_gather_object(objects, dist.get_rank())
+    assert objects == list(range(size))
 
 
 @pytest.mark.parametrize(("transport", "waiting_first"), [("shm", False), ("tcp", True)])

@@ -6,6 +6,7 @@ import signal
 
 import numpy as np
 import pytest
+from support import meetings
 from support.hosting import embedded_only
 from support.processes import Me, Ranks, on_ranks, wait_until
 
@@ -19,32 +20,17 @@ def check_world(me: Me, ranks: list[int]) -> None:
     assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
     assert dist.get_process_group_ranks() == list(range(size))
     assert [dist.get_global_rank(None, each) for each in range(size)] == list(range(size))
-    array = np.array([1.0 * me.rank])
-    dist.all_reduce(array)
-    assert array[0] == sum(ranks)
+    meetings.check_world()
     for source in range(size):
         array = np.array([me.rank])
         dist.broadcast(array, src=source)
         assert array[0] == ranks[source]
-        outputs = [np.zeros(1, int) for _ in ranks] if rank == source else None
-        dist.gather(np.array([me.rank]), outputs, dst=source)
-        assert rank != source or [output[0] for output in outputs] == ranks
-    for count in (2, 100_000):
-        got = np.zeros(count)
-        if rank == 0:
-            for peer in range(1, size):
-                dist.send(np.full(count, 1.0 * me.rank), peer)
-                assert dist.recv(got, peer, tag=1) == peer
-                work = dist.irecv(got, tag=2)
-                dist.send(np.ones(1), peer, tag=3)
-                work.wait()
-                assert work.source_rank() == peer
-        else:
-            assert dist.recv(got) == 0
-            assert got[0] == ranks[0]
-            dist.send(got, dst=0, tag=1)
-            dist.recv(np.ones(1), 0, tag=3)
-            dist.send(got, dst=0, tag=2)
+    if rank == 0:
+        works = [dist.irecv(np.zeros(1), tag=peer) for peer in range(1, size)]
+        assert all(work.wait() for work in works)
+        assert [work.source_rank() for work in works] == list(range(1, size))
+    else:
+        dist.send(np.ones(1), dst=0, tag=rank)
     objects = [None] * size
     dist.all_gather_object(objects, me.rank)
     assert objects == ranks

@@ -1,8 +1,7 @@
-"""Groups: making them and asking about them, and names. The sweep and torch's own tests make collectives in groups."""
+"""Groups and names, beyond torch's own tests and tests/sdk/session/test_groups.py."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,47 +20,6 @@ def asked(dist: Any, group: Any) -> Any:
 
 def is_member(dist: Any, group: Any) -> bool:
     return group is not dist.GroupMember.NON_GROUP_MEMBER
-
-
-@cell()
-def the_world(dist: Any, rank: int, size: int) -> Any:
-    world = dist.group.WORLD
-    return (
-        (dist.is_initialized(), dist.is_available(), asked(dist, None), asked(dist, world)),
-        (dist.get_process_group_ranks(world), dist.get_process_group_ranks(None)),
-        [dist.get_group_rank(world, each) for each in range(size)],
-        [dist.get_global_rank(world, each) for each in range(size)],
-        (world.rank(), world.size(), dist.GroupMember.WORLD is world),
-    )
-
-
-@cell(sizes=SEVERAL)
-def a_group_of_the_last_two(dist: Any, rank: int, size: int) -> Any:
-    ranks = [size - 2, size - 1]
-    group = dist.new_group(ranks, timeout=timedelta(seconds=20))
-    if not is_member(dist, group):
-        return asked(dist, group), dist.destroy_process_group(group)
-    return (
-        asked(dist, group),
-        dist.get_process_group_ranks(group),
-        [dist.get_group_rank(group, each) for each in ranks],
-        [dist.get_global_rank(group, each) for each in (0, 1)],
-        (group.rank(), group.size()),
-    )
-
-
-@cell(sizes=SEVERAL)
-def ranks_of_a_group_are_sorted(dist: Any, rank: int, size: int) -> Any:
-    group = dist.new_group(list(reversed(range(size))))
-    return asked(dist, group), dist.get_process_group_ranks(group)
-
-
-@cell(sizes=SEVERAL)
-def ranks_of_a_group_in_the_order_given(dist: Any, rank: int, size: int) -> Any:
-    group = dist.new_group(list(reversed(range(size))), sort_ranks=False)
-    gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    dist.all_gather(gathered, torch.tensor([rank]), group=group)
-    return asked(dist, group), dist.get_process_group_ranks(group), gathered
 
 
 @cell(sizes=SEVERAL)
@@ -97,30 +55,6 @@ def collectives_at_a_rank_that_is_no_member(dist: Any, rank: int, size: int) -> 
         dist.recv(tensor, 0, group),
     ]
     return returned, tensor, listed, objects
-
-
-@cell(group_size=[1, 2, 3])
-def new_subgroups(dist: Any, rank: int, size: int, group_size: int) -> Any:
-    if size % group_size:
-        return None
-    mine, groups = dist.new_subgroups(group_size=group_size)
-    tensor = torch.tensor([rank + 1])
-    dist.all_reduce(tensor, group=mine)
-    return dist.get_process_group_ranks(mine), len(groups), groups.index(mine), tensor
-
-
-@cell(sizes=(3,))
-def new_subgroups_by_enumeration(dist: Any, rank: int, size: int) -> Any:
-    mine, groups = dist.new_subgroups_by_enumeration([[0, 2], [1]])
-    tensor = torch.tensor([rank + 1])
-    dist.all_reduce(tensor, group=mine)
-    return dist.get_process_group_ranks(mine), [is_member(dist, group) for group in groups], tensor
-
-
-@cell(sizes=(3,))
-def a_rank_in_no_subgroup(dist: Any, rank: int, size: int) -> Any:
-    mine, groups = dist.new_subgroups_by_enumeration([[0], [2]])
-    return mine is None, [asked(dist, group) for group in groups]
 
 
 @cell()

@@ -102,7 +102,6 @@ AgentStateDep = Annotated[AgentState, Depends(_agent_or_free)]
 LeasesDep = Annotated[Leases, from_state("leases")]
 """The lease of a standalone agent, whatever the request's credential permits."""
 ProberDep = Annotated[Prober, from_state("prober")]
-"""The prober of that agent."""
 
 
 async def _store(agent: AgentDep) -> StoreClient:
@@ -110,7 +109,6 @@ async def _store(agent: AgentDep) -> StoreClient:
 
 
 StoreDep = Annotated[StoreClient, Depends(_store)]
-"""The store of that agent."""
 
 BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a job on loopback may have none."))
 """Declares the token in the OpenAPI document; SecurityMiddleware checks it."""

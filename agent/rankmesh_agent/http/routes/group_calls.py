@@ -32,25 +32,17 @@ MAX_WAITERS = 64
 """Limit of the sends, and of the receives, that wait at a time, and of the groups that are being created."""
 
 
-class GroupNotFoundError(DistError):
+class GroupNotFoundError(DistError, code="group-not-found", status=404):
     """The rank is in no group with this id or name."""
 
-    code = "group-not-found"
-    status = 404
 
-
-class MessageMismatchError(DistBackendError):
+class MessageMismatchError(DistBackendError, code="message-mismatch", status=409):
     """A message and its receive differ in dtype or size."""
 
-    code = "message-mismatch"
-    status = 409
 
-
-class TooManyCallsError(DistError):
+class TooManyCallsError(DistError, code="too-many-calls", status=503):
     """There are MAX_WAITERS calls of a kind already."""
 
-    code = "too-many-calls"
-    status = 503
     retryable = True
 
 
@@ -237,7 +229,6 @@ async def _group(group_id: GroupName, agent: AgentDep) -> LocalCommunicator:
 
 
 GroupDep = Annotated[LocalCommunicator, Depends(_group)]
-"""The group in the path."""
 
 
 async def _caller(request: Request, group: GroupDep, timeout: Timeout = None) -> GroupCaller:
@@ -245,4 +236,3 @@ async def _caller(request: Request, group: GroupDep, timeout: Timeout = None) ->
 
 
 CallerDep = Annotated[GroupCaller, Depends(_caller)]
-"""Makes calls of the group in the path."""

@@ -20,11 +20,8 @@ store_router = APIRouter(tags=["health"])
 _WITHHELD = "a group has failed; the reasons need the job's token"
 
 
-class NotReadyError(DistError):
+class NotReadyError(DistError, code="not-ready", status=503):
     """The rank has not joined, is leaving, or has a failed group."""
-
-    code = "not-ready"
-    status = 503
 
 
 @router.get("/health", responses={503: {"model": AgentHealth, "description": "The agent fails; the reasons say why."}})

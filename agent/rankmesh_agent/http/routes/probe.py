@@ -28,11 +28,8 @@ _OCTETS: dict[int | str, dict[str, Any]] = {
 HowMany = Annotated[int, Query(alias="bytes", ge=0, le=MAX_PROBE_BYTES, description="The number of bytes to send.")]
 
 
-class ProbeBusyError(DistError):
+class ProbeBusyError(DistError, code="probe-busy", status=503):
     """There are MAX_CONCURRENT_PROBES probes at this agent already."""
-
-    code = "probe-busy"
-    status = 503
 
 
 def _hold_slot(app: Any, kind: str) -> AbstractContextManager[None]:

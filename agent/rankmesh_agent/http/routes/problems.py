@@ -43,4 +43,3 @@ MEANINGS = {
 }
 
 problems = problem_responses(MEANINGS)
-"""Returns the ``responses=`` of a route with these error statuses."""

@@ -16,8 +16,7 @@ from rankmesh_agent.http.routes.dependencies import BEARER, StoreDep
 from rankmesh_agent.http.routes.group_calls import until_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store import commands
-from rankmesh_agent.store.condition import Condition, etag
-from rankmesh_agent.store.keys import MAX_KEYS, check_values
+from rankmesh_agent.store.keys import MAX_KEYS, Condition, check_values, etag
 from rankmesh_agent.wire.errors import InvalidValueError, KeyNotFoundError
 from rankmesh_agent.wire.schemas import (
     KEY_SIZE,

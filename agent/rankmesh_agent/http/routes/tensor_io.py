@@ -12,7 +12,6 @@ import numpy as np
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from rankmesh_agent.net.memory import GrowableMemory
 from rankmesh_agent.wire import json_text, npy
 from rankmesh_agent.wire.dtypes import FROM_NAME, display
 from rankmesh_agent.wire.errors import DistError
@@ -21,7 +20,6 @@ from rankmesh_agent.wire.object_records import MAGIC, RECORD_BYTES
 Array = npy.Array
 
 NPY = "application/x-npy"
-"""Media type of a .npy file; there is no registered one."""
 RAW = "application/octet-stream"
 """Media type of elements in C order and in the byte order of the agents' machines, little-endian."""
 JSON = "application/json"
@@ -29,7 +27,6 @@ JSON = "application/json"
 _UNSPECIFIC_TYPES = frozenset({"", RAW, "application/x-www-form-urlencoded"})
 """Media types that do not tell an array's form; the last is curl's default."""
 _CHUNK_BYTES = 1 << 18
-"""Bytes of a response that are given to the connection at a time."""
 _SHAPE = r"^(\d{1,15}(,\d{1,15}){0,31})?$"
 
 BODY: dict[str, Any] = {
@@ -37,35 +34,22 @@ BODY: dict[str, Any] = {
     RAW: {"schema": {"type": "string", "format": "binary"}},
     JSON: {"schema": {}},
 }
-"""The forms of an array, for the OpenAPI document."""
 
 
-class InvalidTensorError(DistError):
+class InvalidTensorError(DistError, code="invalid-tensor", status=400):
     """A body is not the array that the request describes."""
 
-    code = "invalid-tensor"
-    status = 400
 
-
-class InvalidCallError(DistError):
+class InvalidCallError(DistError, code="invalid-call", status=422):
     """A call's arguments are invalid."""
 
-    code = "invalid-call"
-    status = 422
 
-
-class TensorTooLargeError(DistError):
+class TensorTooLargeError(DistError, code="body-too-large", status=413):
     """An array is larger than RANKMESH_MAX_BODY."""
 
-    code = "body-too-large"
-    status = 413
 
-
-class MediaTypeError(DistError):
+class MediaTypeError(DistError, code="unsupported-media-type", status=415):
     """A body's media type holds no array."""
-
-    code = "unsupported-media-type"
-    status = 415
 
 
 class TensorIO:
@@ -234,19 +218,13 @@ def _has_record(array: Array) -> bool:
 
 async def _receive_body(request: Request) -> Array:
     """Return a request's body; its memory grows with the bytes that have arrived."""
-    length = int(request.headers.get("content-length", 0))
-    memory = GrowableMemory(length)
-    filled = 0
+    body = bytearray()
     try:
         async for chunk in request.stream():
-            end = filled + len(chunk)
-            if end > len(memory.pages):
-                memory.grow(end)
-            memory.pages[filled:end] = chunk
-            filled = end
-    except MemoryError as error:
-        raise TensorTooLargeError(str(error)) from None
-    return memory.array()[:filled]
+            body += chunk
+    except MemoryError:
+        raise TensorTooLargeError(f"there is no memory for {len(body)} bytes") from None
+    return np.frombuffer(body, np.uint8)
 
 
 DtypeQuery = Annotated[
@@ -280,4 +258,3 @@ async def _tensors(request: Request, dtype: DtypeQuery = None, shape: ShapeQuery
 
 
 TensorDep = Annotated[TensorIO, Depends(_tensors)]
-"""Reads and writes the arrays of the request."""

@@ -163,17 +163,21 @@ class LostRank:
 
 @dataclass
 class ResourceUsage:
-    """Resources that a process has used, or uses in a second.
+    """State of a process, and the resources that it has used, or uses in a second.
 
     Attributes:
         cpu: seconds of processor time of its threads.
         core_wait: seconds that its main thread was ready to run, and waited for a core.
         faults: how often its memory came from a disk.
+        memory: its memory in RAM, in bytes.
+        state: the state letter of its main thread, see ProcessView.
     """
 
     cpu: float
     core_wait: float
     faults: float
+    memory: Integer = 0
+    state: Text = ""
 
 
 @dataclass
@@ -195,8 +199,7 @@ class Heartbeat(Body):
             0 if this one is complete.
         ended_groups: the ids of the groups of that heartbeat that the rank no longer has.
         failed_version: the version of the failed ranks that the rank knows; 0 if it knows none, -1 to be told all.
-        usage: what the rank's process has used; null if its calls are those of another process.
-        process: of an observed rank, the state, CPU use and memory of its process, as text.
+        usage: what the rank's process has used; null if that is not known, or its calls are those of another process.
     """
 
     job: Name
@@ -211,7 +214,6 @@ class Heartbeat(Body):
     ended_groups: list[str] = field(default_factory=list)
     failed_version: Integer = -1
     usage: ResourceUsage | None = None
-    process: Text = ""
 
 
 @dataclass
@@ -304,7 +306,7 @@ class RankInfo:
         member: the rank's process.
         failed_ranks: the other ranks whose failure is the cause of its own, as far as it knows.
         slow: share of the last seconds that the others have waited for it and for no other rank.
-        process: see Heartbeat.
+        usage: what its process has used in a second of the last ten; null if that is not known.
     """
 
     job: str
@@ -315,7 +317,7 @@ class RankInfo:
     member: Member
     failed_ranks: list[Integer] = field(default_factory=list)
     slow: float = 0.0
-    process: str = ""
+    usage: ResourceUsage | None = None
 
 
 @dataclass

@@ -10,7 +10,6 @@ from msgspec import Meta
 from rankmesh_agent.wire.fields import MAX_INTEGER, MAX_WORLD_SIZE, Body, Integer, Name, Text
 
 LAUNCHER_SECONDS = 0.5
-"""Interval of a launcher's heartbeats."""
 STARTING = -1
 """Attempt of a launcher that has not started any rank yet."""
 NO_NODE = -1
@@ -43,6 +42,7 @@ class LauncherHeartbeat(Body):
         hosts_gateway: whether the gateway is in the launcher's process.
         host: its host name, for messages.
         torchrun: whether it is a torchrun: its nodes have no numbers of their own, and it needs a store.
+        awaits: the attempt of the last reply, of an earlier gateway perhaps; of a spare node the one before that.
     """
 
     job: Name
@@ -60,6 +60,7 @@ class LauncherHeartbeat(Body):
     hosts_gateway: bool = False
     host: Text = ""
     torchrun: bool = False
+    awaits: _FromMinusOne = STARTING
 
 
 @dataclass

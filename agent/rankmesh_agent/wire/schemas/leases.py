@@ -13,7 +13,6 @@ from rankmesh_agent.wire.schemas.job import LONG_POLL_SECONDS, UNASSIGNED
 OFFER_SECONDS = 5.0
 """Seconds for which the gateway offers a free agent to one client only."""
 MAX_LEASES = 16
-"""Maximum number of leases of one standalone agent."""
 
 
 @dataclass

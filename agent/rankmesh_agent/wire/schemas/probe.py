@@ -8,9 +8,7 @@ from typing import Literal
 from rankmesh_agent.wire.fields import Body, Integer
 
 MAX_PROBE_BYTES = 64 << 20
-"""Maximum bytes that a probe fetches."""
 MAX_PROBE_SECONDS = 20.0
-"""Maximum duration of a probe."""
 
 
 @dataclass

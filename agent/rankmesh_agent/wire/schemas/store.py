@@ -13,7 +13,6 @@ from rankmesh_agent.wire.schemas.job import LONG_POLL_SECONDS
 MAX_KEY_BYTES = 8192
 """Maximum bytes of a key of the store, in UTF-8: as of torch's TCPStore."""
 KEY_SIZE = {"minLength": 1, "maxLength": MAX_KEY_BYTES}
-"""Keywords of a key's JSON Schema."""
 StoreKey = Annotated[str, Meta(extra_json_schema=KEY_SIZE)]
 """A key of the store; the store itself checks it."""
 

@@ -72,18 +72,7 @@ async def stream(
     overview: Callable[[], bytes] | None,
     job: str | None = None,
 ) -> AsyncGenerator[bytes]:
-    """Yield the stream of one listener, until the log is closed or has dropped events that were not sent.
-
-    Args:
-        log: the event log.
-        position: the stream begins behind it.
-        poll_timeouts: logs which ranks have fallen silent.
-        overview: returns a snapshot as JSON; None for a listener without snapshots.
-        job: only the events of this job; None for all.
-
-    Raises:
-        TooManyListenersError: there are MAX_LISTENERS listeners.
-    """
+    """Yield the events of one listener behind a position, until the log is closed or has dropped some of them."""
     loop = asyncio.get_running_loop()
     news = asyncio.Event()
 

@@ -18,7 +18,7 @@ from rankmesh_agent.net import pool
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store import client as store_client
 from rankmesh_agent.store import store as store_base
-from rankmesh_agent.store.condition import etag
+from rankmesh_agent.store.keys import etag
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 
 JSON = {"Content-Type": "application/json"}

@@ -189,33 +189,6 @@ def sequence_numbers(group: Any, rank: int, size: int) -> Any:
     assert gathered == [first + 3] * size
 
 
-@cell(sides=OVER, sizes=SEVERAL)
-def a_timeout_set_later(group: Any, rank: int, size: int) -> Any:
-    own = c10d.new_group(timeout=timedelta(hours=1))
-    own.set_timeout(timedelta(milliseconds=200))
-    if rank == 0:
-        with pytest.raises(TimeoutError, match="rank 1"):
-            c10d.all_reduce(torch.ones(1), group=own)
-        with pytest.raises(c10d.DistBackendError):  # it is over, at all ranks
-            c10d.all_reduce(torch.ones(1), group=own)
-
-
-@cell(sides=OVER)
-def an_aborted_group(group: Any, rank: int, size: int) -> Any:
-    own = c10d.new_group()
-    c10d.barrier(own)
-    work = c10d.all_reduce(torch.ones(1), group=own, async_op=True) if rank == 0 and size > 1 else None
-    if rank == size - 1:
-        own.abort()
-    if work is not None:
-        with pytest.raises(c10d.DistBackendError, match="abort"):
-            work.wait()
-    with pytest.raises(c10d.DistBackendError, match="abort"):
-        c10d.all_reduce(torch.ones(1), group=own)
-    own.shutdown()
-    own.shutdown()
-
-
 @cell(sizes=(2,), call=["all_reduce", "broadcast", "barrier", "all_gather", "all_to_all", "send"])
 def what_a_profiler_sees(group: Any, rank: int, size: int, call: str) -> Any:
     """The same calls under the same names, but for the backend's."""
