@@ -101,7 +101,7 @@ class CallMonitor:
         others = [
             f"rank {state.global_ranks[member]} has come to {report.text} #{report.seq}"
             for member, report in sorted(reports.items())
-            if seq and report.seq != seq
+            if seq and report.seq not in (0, seq)  # 0: the start of the group, which is no call
         ]
         if not others:
             return late
