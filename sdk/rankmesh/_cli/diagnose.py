@@ -51,7 +51,9 @@ def diagnose(
         from rankmesh._cli.dumps import read_dumps
 
         url, reports = directory.absolute().as_uri(), read_dumps(directory, job)
-        found = [{**vars(each), "outside": None, "answers": each.snapshot is not None} for each in reports]
+        found = [
+            {**vars(each), "outside": None, "process": "", "answers": each.snapshot is not None} for each in reports
+        ]
         ranks = [_rank(each) for each in found]
         verdict = Verdict([vars(each) for each in find_stalls(reports, over=True)], (each.job for each in reports))
         nothing = f"nothing was stuck: there are {len(reports)} dumps in {directory}, and no rank waited"
