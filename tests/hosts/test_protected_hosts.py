@@ -152,11 +152,13 @@ RELAY = """
 import socket, sys, threading
 
 def pump(source, target):
+    total = 0
     while data := source.recv(1 << 16):
+        total += len(data)
         if b"A" * 100 in data:
             print("read an object", flush=True)
-        if len(data) > 30_000:
-            data = data[:4000] + bytes([data[4000] ^ 1]) + data[4001:]
+        if total > 100_000:  # more than comes before the object
+            data = data[:-1] + bytes([data[-1] ^ 1])
             print("changed a byte", flush=True)
         target.sendall(data)
 
