@@ -82,6 +82,7 @@ class Job(Generic[R]):
         self._gateway = LauncherGateway(job, listener)
         self._results = [os.memfd_create("rankmesh-result") for _ in range(nprocs)]
         paths = [f"/proc/{os.getpid()}/fd/{each}" for each in self._results]
+        self._found = list[bytes]()
         self._ended = False
         threads = "OMP_NUM_THREADS" not in os.environ and nprocs > 1  # NumPy reads it when it is imported
         try:
@@ -189,9 +190,10 @@ class Job(Generic[R]):
         if not self._ended:
             self._ended = True
             self._gateway.stop()
-            self._found = [os.pread(each, os.fstat(each).st_size, 0) for each in self._results]
+            self._found = []
             for each in self._results:
-                os.close(each)
+                with open(each, "rb") as file:
+                    self._found.append(file.read())
 
 
 class _Rank:
