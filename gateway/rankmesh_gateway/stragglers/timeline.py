@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from rankmesh_gateway.schemas import OperationTimes, RankDetails, Timeline
@@ -37,14 +37,14 @@ def timeline_of(details: Sequence[RankDetails], seconds: float) -> Timeline:
                 calls[span.group, span.call.seq].append(span)
             elif span.call.op.startswith("recv"):
                 waits.append((span, span.end))
-    last = Counter[tuple[str, str, int]]()
+    last = defaultdict[tuple[str, str, int], float](float)
     for (group, _), ranks in calls.items():
         latest = max(ranks, key=lambda span: span.begin)
         everyone = len(ranks) >= sizes.get(group, 0) or any(span.ended for span in ranks)
         waits += [(span, min(span.end, latest.begin if everyone else math.inf)) for span in ranks]
         if len(ranks) > 1:
             before = sorted(span.begin for span in ranks)[-2]
-            last[group, latest.call.call, latest.rank] += latest.begin - before  # type: ignore[assignment]
+            last[group, latest.call.call, latest.rank] += latest.begin - before
     found = {each.rank: [0.0] * SLICES for each in details}
     for span, until in waits:
         _add(found[span.rank], span.begin - begin, until - begin, end - begin)
@@ -53,9 +53,9 @@ def timeline_of(details: Sequence[RankDetails], seconds: float) -> Timeline:
     return Timeline(details[0].job, end - begin, found, rows[:_MAX_OPERATIONS])
 
 
-def _times(group: str, call: str, spans: Sequence[Span], last: Counter[tuple[str, str, int]]) -> OperationTimes:
+def _times(group: str, call: str, spans: Sequence[Span], last: Mapping[tuple[str, str, int], float]) -> OperationTimes:
     ranks = {span.rank for span in spans}
-    late = {rank: last[group, call, rank] for rank in ranks}
+    late = {rank: last.get((group, call, rank), 0.0) for rank in ranks}
     slowest = max(late, key=late.__getitem__)
     calls, mean = round(len(spans) / len(ranks)), fmean(span.end - span.begin for span in spans)
     seconds = late[slowest]
