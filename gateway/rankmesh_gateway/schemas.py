@@ -262,7 +262,7 @@ class OperationTimes:
 
 @dataclass
 class Timeline:
-    """What the ranks of a job have spent the last seconds on.
+    """Waits of the ranks of a job for each other over the last seconds, and its operations.
 
     Attributes:
         job: the job.

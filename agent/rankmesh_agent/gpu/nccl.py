@@ -30,6 +30,7 @@ from rankmesh_agent.net.deadline import Deadline, in_thread
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, ReduceOp
 
+_log = logging.getLogger("rankmesh")
 _UINT8 = 1
 """ncclUint8, also the type of data that is not reduced."""
 _TYPES: dict[np.dtype[Any], int] = {
@@ -86,7 +87,6 @@ def reduction(dtype: np.dtype[Any], op: ReduceOp) -> NcclReduction | None:
     return NcclReduction(_TYPES[dtype], _OPS[op]) if op in _OPS else None
 
 
-_log = logging.getLogger("rankmesh")
 _HOST_IMMEDIATE = 1
 """ncclScalarHostImmediate: the factor of PREMUL_SUM is read when the operation is created."""
 _IN_PROGRESS = 7

@@ -283,7 +283,7 @@ async def rank_snapshots(services: Services, query: SnapshotsQuery) -> list[Rank
 
 
 async def rank_snapshot(services: Services, query: RankQuery) -> RankDetails:
-    """Return what a rank does now: its calls, waits for keys and Python stacks, as its agent describes them.
+    """Return what a rank does now: its calls, waits for keys, Python stacks and CPU time, as its agent describes them.
 
     If several jobs have such a rank, `job` selects one. The newest epoch of the job counts.
     """

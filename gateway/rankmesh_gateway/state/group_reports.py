@@ -12,7 +12,7 @@ from rankmesh_gateway.state.validation import MAX_GROUPS
 
 @dataclass
 class GroupChanges:
-    """What a heartbeat has changed; ``resend``: nothing, as it names changes since one that is not known."""
+    """Changes by a heartbeat; ``resend``: there are none, for it names changes since one that is not known."""
 
     reported: list[GroupInfo] = field(default_factory=list)
     ended: list[GroupInfo] = field(default_factory=list)

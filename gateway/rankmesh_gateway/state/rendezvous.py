@@ -96,7 +96,7 @@ class RendezvousState:
         self._adopted = float("inf")
         """The clock at the first heartbeat of a node of an attempt that is older than the gateway."""
         self._before = STARTING
-        """The latest attempt of which earlier gateways have told the launchers: it may have begun on some nodes."""
+        """The latest attempt in the replies of earlier gateways: some nodes may have begun it."""
 
     @property
     def is_elastic(self) -> bool:

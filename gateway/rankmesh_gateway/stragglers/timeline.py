@@ -1,4 +1,4 @@
-"""What the ranks of a job spend their time on: waits for other ranks, and operations. Pure: no I/O, no clock."""
+"""Timeline of a job: the ranks' waits for each other, and a table by operation. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 

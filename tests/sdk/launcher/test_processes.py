@@ -202,6 +202,21 @@ class Screen:
         self.shown = self.shown.partition(text)[2]
 
 
+def on_a_terminal(job: Job, *options: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the job's script on a terminal; return the launcher, and the terminal's other side."""
+    screen, terminal = pty.openpty()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "rankmesh.run", *options, "script.py"],
+        cwd=job.folder,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    job.launchers.append(launcher)
+    return launcher, screen
+
+
 def test_pdb_on_any_rank_reads_the_terminal(job: Job) -> None:
     job.script("""
         import rankmesh as dist
@@ -214,16 +229,7 @@ def test_pdb_on_any_rank_reads_the_terminal(job: Job) -> None:
             breakpoint()
         dist.barrier()
     """)
-    screen, terminal = pty.openpty()
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "rankmesh.run", "--nproc-per-node", "2", "script.py"],
-        cwd=job.folder,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-    )
-    os.close(terminal)
-    job.launchers.append(launcher)
+    launcher, screen = on_a_terminal(job, "--nproc-per-node", "2")
     terminal_screen = Screen(screen)
     see = terminal_screen.see
     see(b"[rank 1] rank 1: breakpoint at ")
@@ -251,16 +257,7 @@ def test_pdb_starts_where_the_rank_of_the_option_fails(job: Job) -> None:
             raise ValueError(f"odd {rank}")
         dist.barrier()
     """)
-    screen, terminal = pty.openpty()
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "rankmesh.run", "--nproc-per-node=3", "--pdb=2", "--failure-grace=0", "script.py"],
-        cwd=job.folder,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-    )
-    os.close(terminal)
-    job.launchers.append(launcher)
+    launcher, screen = on_a_terminal(job, "--nproc-per-node=3", "--pdb=2", "--failure-grace=0")
     see = Screen(screen).see
     see(b"[rank 1]   pdb reads /dev/null: 'rankmesh run --pdb 1' passes its stdin on")
     see(b"the others may go on until rank 2 ends (--pdb)")
